@@ -1,0 +1,40 @@
+# Two commands do everything: `make demo` and `make test`. Either makes .venv first, once.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test check lint types nightly bench format clean
+
+demo: $(STAMP)  ## fresh machine to personalized models and a table of who gained
+	$(BIN)/pgfed run
+
+test: lint types  ## fresh machine to a green test suite
+	$(BIN)/python -m pytest
+
+check: test  ## the quality gate: lint, format, types, tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+nightly: $(STAMP)  ## the slow checks too
+	$(BIN)/python -m pytest -m "nightly or not nightly"
+
+bench: $(STAMP)  ## speed and scale, as ratios measured in one run
+	$(BIN)/python -m benchmarks
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+		--editable ".[ray,flower,report,onnx,tensorboard,dev]"
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis

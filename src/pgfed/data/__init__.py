@@ -1,0 +1,1 @@
+"""Data sets, partitions into clients, and the federation that the engines train on."""

@@ -1,0 +1,74 @@
+"""numpy's npz archives, read without pickle and without trusting what they claim."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from pgfed.data.limits import check_size
+from pgfed.errors import UserError, unknown
+
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def read(path: Path, required: Sequence[str], optional: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The named arrays; a missing, an unknown, a pickled or an oversized one is refused."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            _check_names(path, list(members), required, optional)
+            check_size(str(path), sum(info.file_size for info in archive.infolist()))
+            return {
+                name: _read_member(f"{path}: array {name!r}", archive, info)
+                for name, info in members.items()
+            }
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path}: not an npz file, or cut short or damaged ({error})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (NotImplementedError, RuntimeError) as error:
+        raise UserError(f"{path}: cannot be unpacked ({error})") from None
+
+
+def _check_names(
+    path: Path, found: Sequence[str], required: Sequence[str], optional: Sequence[str]
+) -> None:
+    for name in required:
+        if name not in found:
+            raise UserError(
+                f"{path}: no array {name!r}; found: {', '.join(sorted(found)) or 'none'}; "
+                f"needed: {', '.join(required)}"
+            )
+    for name in found:
+        if name not in required and name not in optional:
+            raise unknown(f"{path}: array", name, (*required, *optional))
+
+
+def _read_member(where: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    with archive.open(info) as file:
+        shape, fortran, dtype = _read_header(where, file)
+        if dtype.hasobject:
+            raise UserError(
+                f"{where} holds Python objects (a pickle), which are refused; "
+                "save plain numbers or strings"
+            )
+        size = math.prod(shape) * dtype.itemsize
+        if dtype.itemsize == 0 or size != info.file_size - file.tell():
+            raise UserError(f"{where} is damaged (its size does not match its header)")
+        flat = np.frombuffer(file.read(), dtype=dtype)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _read_header(where: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    try:
+        return _HEADERS[npy.read_magic(file)](file)
+    except (ValueError, KeyError):
+        raise UserError(f"{where} is not a plain numpy array") from None

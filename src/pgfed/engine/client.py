@@ -1,0 +1,139 @@
+"""The client's side of a run: the same code on every engine."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pgfed.core import (
+    Algorithm,
+    ClientInfo,
+    FederationInfo,
+    Message,
+    Rng,
+    State,
+    generator,
+)
+from pgfed.data.federation import Federation
+from pgfed.errors import UserError
+from pgfed.task import Task
+
+
+class ClientError(Exception):
+    """Something went wrong inside a client's work: says which client, round and stage."""
+
+
+@dataclass
+class ClientSide:
+    """Everything a client's work needs that does not change during a run.
+
+    Each call takes and gives flat dictionaries only, so an engine can carry them anywhere.
+    ``state`` is None for a client that has not taken part yet.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    federation: Federation
+    seed: int
+    w0: Tensor
+    info: FederationInfo
+
+    def call(
+        self, stage: str, client: int, round: int, state: State | None, message: Message
+    ) -> list[State]:
+        """Do one stage of a client's work: train, score, personal or share."""
+        work = {
+            "train": self.train,
+            "score": self.score,
+            "personal": self.personal,
+            "share": self.share,
+        }[stage]
+        try:
+            if state is None:
+                state = self.algorithm.init_client(self.w0, self.client(client))
+            state = on_device(state, self.task.device)
+            message = on_device(message, self.task.device)
+            # Dropout and the like draw from torch's global stream: keyed here, put back after.
+            with torch.random.fork_rng(devices=[]), one_thread():
+                key = generator(self.seed, f"torch-{stage}", client, round)
+                torch.manual_seed(int(key.integers(2**62)))
+                return work(client, round, state, message)
+        except UserError:
+            raise
+        except Exception as error:
+            raise ClientError(
+                f"{self.algorithm.name}, round {round}, client {client}, {stage}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def client(self, client: int) -> ClientInfo:
+        return ClientInfo(client, int(self.federation.n_train[client]), self.info)
+
+    def train(self, client: int, round: int, state: State, message: Message) -> list[State]:
+        """[new state, update, {"seconds"}]."""
+        began = time.perf_counter()
+        rng = Rng(self.seed, client, round)
+        data = self.federation.train(client)
+        new, update = self.algorithm.local_update(self.task, state, message, data, rng)
+        return [new, update, {"seconds": time.perf_counter() - began}]
+
+    def score(self, client: int, round: int, state: State, public: Message) -> list[State]:
+        """[the scores of the personalized model on the client's own test and validation data]."""
+        theta = self._personal(client, round, state, public)
+        scores: State = {}
+        for name, data in (
+            ("test", self.federation.test(client)),
+            ("validation", self.federation.validation(client)),
+        ):
+            correct, loss = self.task.score(theta, data) if len(data) else (0, 0.0)
+            scores |= {f"{name}_n": len(data), f"{name}_correct": correct, f"{name}_loss": loss}
+        return [scores]
+
+    def personal(self, client: int, round: int, state: State, public: Message) -> list[State]:
+        """[{"w": the personalized model}]."""
+        return [{"w": self._personal(client, round, state, public)}]
+
+    def share(self, client: int, round: int, state: State, message: Message) -> list[State]:
+        """[what the client gives for the global model after the last round]."""
+        return [self.algorithm.share(state, self.client(client))]
+
+    def _personal(self, client: int, round: int, state: State, public: Message) -> Tensor:
+        rng = Rng(self.seed, client, round)
+        data = self.federation.train(client)
+        return self.algorithm.personal_model(self.task, state, public, data, rng)
+
+
+def on_device(values: State, device: torch.device) -> State:
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: results must not depend on how many there are."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def keep_memory() -> None:
+    """Let glibc keep freed blocks: activations are not returned to the kernel at every step."""
+    if sys.platform == "linux":
+        try:
+            libc = ctypes.CDLL("libc.so.6")
+            libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
+            libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        except (OSError, AttributeError):
+            pass  # another C library: nothing to tune

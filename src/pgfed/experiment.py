@@ -1,0 +1,215 @@
+"""The experiment file: what is run, on which data, with which settings.
+
+Every key has a default; the defaults together are the built-in experiment. Importing this module
+does not import torch.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from pgfed import algorithms
+from pgfed.errors import UserError, unknown
+from pgfed.schema import Table, check, shown
+
+if TYPE_CHECKING:
+    from pgfed.core import Algorithm
+
+MAX_FILE = 1_000_000  # bytes; a file beyond this is not an experiment
+DEFAULT_CLIENTS = 20
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+
+
+class Data(Table):
+    """Which samples, and who holds them."""
+
+    dataset: str = "digits"  # a name of `pgfed datasets`, npz:PATH or folder:PATH
+    # Defaults: as the data says where it names each sample's client, otherwise 20 and dirichlet.
+    clients: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    partition: (
+        Literal["dirichlet", "dirichlet-plain", "classes", "iid", "domain", "given"] | None
+    ) = None
+    alpha: float = Field(0.3, gt=0)  # concentration of the Dirichlet partitions
+    classes_per_client: Count = 2  # of the partition by classes
+    test_share: float = Field(0.25, ge=0, lt=1)  # overridden by a split in the data
+    validation_share: float = Field(0.0, ge=0, lt=1)  # of each client's training data
+    min_samples: int = Field(40, ge=0, le=10**9)  # redraw until each client has that many
+    seed: Seed = 1  # of the partition and of the split
+    image_size: Annotated[int, Field(ge=1, le=4096)] | None = None  # for folders of images
+
+
+class Model(Table):
+    """The network that every client trains."""
+
+    name: str | None = None  # cnn, mlp or package.module:factory; cnn from 16x16 pixels on
+    head: str | None = None  # the part that is the classifier; the last nn.Linear
+
+
+class Train(Table):
+    """Local training; a [method.NAME] may override each key."""
+
+    epochs: Count = 5
+    batch_size: int = Field(10, ge=0, le=10**9)  # 0: the whole training set in one batch
+    lr: float = Field(0.005, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    momentum_policy: Literal["paper", "official"] = "paper"
+    reset_momentum: bool = False
+
+
+class Engine(Table):
+    """Where the clients' work is done; it never changes the result."""
+
+    backend: Literal["serial", "process"] = "process"
+    workers: int = Field(0, ge=0, le=1024)  # 0: one per core
+    device: str = "cpu"
+
+
+class Output(Table):
+    """What the run folder keeps."""
+
+    models: Literal["all", "last", "none"] = "all"  # of every seed, of the last one, or none
+
+
+class Experiment(Table):
+    """A whole experiment file."""
+
+    name: str = "digits"
+    seeds: list[Seed] = Field([0], min_length=1)
+    rounds: Count = 40
+    cohort: float = Field(0.25, gt=0, le=1)  # share of the clients drawn per round
+    methods: list[str] = Field(
+        ["local", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce"], min_length=1
+    )
+    evaluate_every: Count = 1  # rounds; the last ten are always scored
+    data: Data = Data()
+    model: Model = Model()
+    train: Train = Train()
+    method: dict[str, dict[str, Any]] = {}
+    engine: Engine = Engine()
+    output: Output = Output()
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+            raise UserError(
+                f"name: found {shown(name)}; allowed: letters, digits, '.', '_' and '-' "
+                "(it names a folder)"
+            )
+        return name
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise UserError(f"seeds: found {shown(seeds)}; allowed: each seed once")
+        return seeds
+
+    @field_validator("methods")
+    @classmethod
+    def _methods_exist(cls, methods: list[str]) -> list[str]:
+        for name in methods:
+            if ":" not in name and name not in algorithms.METHODS:
+                raise unknown("methods", name, [*algorithms.METHODS, "package.module:Class"])
+        folders = [algorithms.folder(name) for name in methods]
+        for folder in folders:
+            if folders.count(folder) > 1:
+                raise UserError(f"methods: found {folder!r} twice; allowed: each method once")
+        return methods
+
+    def cohort_size(self, clients: int) -> int:
+        """M, the number of clients drawn per round."""
+        return max(1, int(self.cohort * clients + 1e-9))
+
+    def document(self) -> dict[str, Any]:
+        """As nested plain values, for TOML: what has no value is left out."""
+        return _without_none(self.model_dump())
+
+
+def load(path: Path | None, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment file, or take the built-in experiment, and apply `--set key=value`."""
+    content: dict[str, Any] = {} if path is None else _read(path)
+    if path is not None and "name" not in content:
+        content["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "experiment"
+    for override in overrides:
+        _apply(content, override)
+    return from_dict(content)
+
+
+def from_dict(content: Mapping[str, Any]) -> Experiment:
+    """Check everything that can be checked without the data and without loading a method."""
+    experiment = check(Experiment, content)
+    known = {*algorithms.METHODS, *map(algorithms.folder, experiment.methods)}
+    for name in experiment.method:
+        if name not in known:
+            raise unknown("method", name, known)
+    return experiment
+
+
+def make_methods(experiment: Experiment) -> tuple[dict[str, Algorithm], Experiment]:
+    """folder -> method, and the experiment with every field of the methods it runs spelled out."""
+    from pgfed.parameters import make
+
+    made: dict[str, Algorithm] = {}
+    tables: dict[str, dict[str, Any]] = {}
+    run = {algorithms.folder(name): name for name in experiment.methods}
+    # A table of a method that is not run is checked too: a misspelt key in it is still a mistake.
+    for folder in [*run, *(name for name in experiment.method if name not in run)]:
+        cls = algorithms.get(run.get(folder, folder))
+        table = experiment.method.get(folder, {})
+        method, complete = make(cls, table, experiment.train, f"method.{folder}")
+        if folder in run:
+            made[folder], tables[folder] = method, complete
+    return made, experiment.model_copy(update={"method": tables})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(raw) > MAX_FILE:
+        raise UserError(f"{path}: larger than {MAX_FILE:,} bytes; not an experiment file")
+    try:
+        return tomllib.loads(raw.decode())
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file (TOML is UTF-8)") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    *tables, leaf = [part.strip() for part in key.split(".")]
+    if not equals or not leaf or not all(tables):
+        raise UserError(f"--set: found {shown(override)}; allowed: key=value or table.key=value")
+    for depth, table in enumerate(tables):
+        inner = content.setdefault(table, {})
+        if not isinstance(inner, dict):
+            raise UserError(f"--set {key.strip()}: {'.'.join(tables[: depth + 1])!r} is no table")
+        content = inner
+    content[leaf] = _value(text)
+
+
+def _value(text: str) -> Any:
+    """A TOML value; what does not parse is a string."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return parsed["value"] if list(parsed) == ["value"] else text
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return value

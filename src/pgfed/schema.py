@@ -1,0 +1,145 @@
+"""Tables of an experiment file: strict types, and one line for what is wrong in them."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from pgfed.errors import UserError
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class Table(BaseModel):
+    """A table whose keys are all known and whose values are what they look like."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def check(model: type[T], content: Mapping[str, Any], at: str = "") -> T:
+    """The content as a table, or one line about the first thing wrong in it."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise _explain(model, error.errors(include_url=False), at) from None
+
+
+def unknown_key(key: str, table: str, keys: Sequence[str], elsewhere: Sequence[str]) -> UserError:
+    """A key that does not exist; the nearest spelling, also of keys that live in other tables."""
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
+    if not near:
+        near = [other for other in elsewhere if other.rpartition(".")[2] == key][:1]
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    place = f"in [{table}]" if table else "at the top"
+    return UserError(
+        f"{_join(table, key)}: unknown key{hint}; allowed {place}: {', '.join(keys)}"
+    )
+
+
+def shown(value: Any) -> str:
+    """A value as the experiment file would spell it, shortened."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a table"
+    text = repr(value) if isinstance(value, str | int | float | list) else f"{value}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def allowed(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """In words, what a field of this type may hold."""
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        return allowed(inner, [*metadata, *more])
+    if get_origin(annotation) in (Union, types.UnionType):
+        options = [option for option in get_args(annotation) if option is not type(None)]
+        return " or ".join(allowed(option, metadata) for option in options)
+    if get_origin(annotation) is Literal:
+        return ", ".join(shown(option) for option in get_args(annotation))
+    if annotation is bool:
+        return "true or false"
+    if annotation is int:
+        return f"an integer{_bounds(metadata)}"
+    if annotation is float:
+        return f"a number{_bounds(metadata)}"
+    if annotation is str:
+        return "a string"
+    if get_origin(annotation) is list:
+        least = "at least one" if any(isinstance(m, MinLen) for m in metadata) else "any number"
+        return f"a list of {least}, each {allowed(get_args(annotation)[0])}"
+    return "a table"
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    words = []
+    for bound in _flat(metadata):
+        if isinstance(bound, Ge):
+            words.append(f"of at least {bound.ge}")
+        elif isinstance(bound, Gt):
+            words.append(f"above {bound.gt}")
+        elif isinstance(bound, Le):
+            words.append(f"at most {bound.le}")
+        elif isinstance(bound, Lt):
+            words.append(f"below {bound.lt}")
+    return " " + " and ".join(words) if words else ""
+
+
+def _flat(metadata: Sequence[Any]) -> list[Any]:
+    """pydantic keeps several bounds given at once inside one `Field`."""
+    return [
+        bound
+        for item in metadata
+        for bound in (item.metadata if isinstance(item, FieldInfo) else [item])
+    ]
+
+
+def _explain(model: type[BaseModel], errors: Sequence[Any], at: str) -> UserError:
+    # An unknown key first: it is often the misspelling of one that is then missing or wrong.
+    error = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+    *tables, key = error["loc"]
+    if error["type"] == "extra_forbidden":
+        table = _join(at, *tables)
+        return unknown_key(str(key), table, list(_model(model, tables).model_fields), dotted(model))
+    names = [part for part in error["loc"] if isinstance(part, str)]
+    field = _model(model, names[:-1]).model_fields.get(names[-1])
+    what = "a table" if field is None else allowed(field.annotation, field.metadata)
+    where = _join(at, *error["loc"])
+    return UserError(f"{where}: found {shown(error['input'])}; allowed: {what}")
+
+
+def _model(model: type[BaseModel], tables: Sequence[Any]) -> type[BaseModel]:
+    for name in tables:
+        inner = model.model_fields[name].annotation if name in model.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        model = inner
+    return model
+
+
+def dotted(model: type[BaseModel]) -> list[str]:
+    """All keys, those of inner tables as table.key."""
+    keys = []
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += [f"{name}.{key}" for key in dotted(inner)]
+        else:
+            keys.append(name)
+    return keys
+
+
+def _join(*parts: Any) -> str:
+    text = ""
+    for part in parts:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part != "":
+            text += f".{part}" if text else str(part)
+    return text
