@@ -198,7 +198,7 @@ def main(rounds: int = 20) -> None:
         key = (i, t, epoch, int(purpose == "gradient"))
         return torch.from_numpy(np.random.default_rng(key).permutation(n[i]))
 
-    # Little local training (2 epochs), where the others' risks show; with more, the curves meet.
+    # Little local training (2 epochs): with more of it the margin over the control shrinks.
     methods = {"FedAvg, trained locally": (0.0, 0.0), "PGFed": (0.5, 0.0), "PGFedMo": (0.5, 0.5)}
     curves = []
     for mu, beta in methods.values():

@@ -132,13 +132,15 @@ def sgd(
     epochs: int | None = None,
     lr: float | None = None,
     momentum: float | None = None,
+    clip: float = 0.0,
     purpose: str = "train",
 ) -> tuple[Tensor, Tensor]:
     """Mini-batch SGD with momentum from ``theta``: v <- rho v + g, theta <- theta - eta v.
 
     ``extra`` adds the terms of the gradient that are not the loss's; ``after`` sees theta after
     each step. Where ``part`` is not all, the other part rests: its values, and its velocity too.
-    Returns the new (theta, velocity); what was passed in stays as it was.
+    ``clip`` bounds the norm of g (0: no bound). Returns the new (theta, velocity); what was
+    passed in stays as it was.
     """
     lr = train.lr if lr is None else lr
     rho = train.momentum if momentum is None else momentum
@@ -148,6 +150,8 @@ def sgd(
     b = task.layout.b
     moved = {"all": slice(0, task.d), "base": slice(0, b), "head": slice(b, task.d)}[part]
     moving, speed = step[moved], v[moved]
+    # The gradient is collected in the momentum buffer itself: one pass over memory less.
+    g = torch.empty_like(v) if clip else v
     for x, y in batches(
         data,
         train.batch_size,
@@ -155,11 +159,14 @@ def sgd(
         epochs=train.epochs if epochs is None else epochs,
         purpose=purpose,
     ):
-        # The gradient is collected in the momentum buffer itself: one pass over memory less.
         speed.mul_(rho)
+        if clip:
+            g.zero_()
         if extra is not None:
-            extra(step, v)
-        task.add_gradient(theta, x, y, v, part=part)
+            extra(step, g)
+        task.add_gradient(theta, x, y, g, part=part)
+        if clip:
+            speed.add_(g[moved], alpha=clip / max(clip, float(g[moved].norm())))
         moving.add_(speed, alpha=-lr)
         if after is not None:
             after(step)

@@ -83,7 +83,7 @@ class Experiment(Table):
 
     name: str = "digits"
     seeds: list[Seed] = Field([0], min_length=1)
-    rounds: Count = 40
+    rounds: Count = 60
     cohort: float = Field(0.25, gt=0, le=1)  # share of the clients drawn per round
     methods: list[str] = Field(
         ["local", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce"], min_length=1

@@ -81,14 +81,14 @@ def _bounds(metadata: Sequence[Any]) -> str:
     words = []
     for bound in _flat(metadata):
         if isinstance(bound, Ge):
-            words.append(f"of at least {bound.ge}")
+            words.append(f"from {bound.ge:,}")
         elif isinstance(bound, Gt):
-            words.append(f"above {bound.gt}")
+            words.append(f"above {bound.gt:,}")
         elif isinstance(bound, Le):
-            words.append(f"at most {bound.le}")
+            words.append(f"up to {bound.le:,}")
         elif isinstance(bound, Lt):
-            words.append(f"below {bound.lt}")
-    return " " + " and ".join(words) if words else ""
+            words.append(f"up to, but not including, {bound.lt:,}")
+    return "".join(f" {word}" for word in words)
 
 
 def _flat(metadata: Sequence[Any]) -> list[Any]:
@@ -110,8 +110,18 @@ def _explain(model: type[BaseModel], errors: Sequence[Any], at: str) -> UserErro
     names = [part for part in error["loc"] if isinstance(part, str)]
     field = _model(model, names[:-1]).model_fields.get(names[-1])
     what = "a table" if field is None else allowed(field.annotation, field.metadata)
+    options = _options(field.annotation) if field else []
+    near = difflib.get_close_matches(str(error["input"]), options, n=1, cutoff=0.5)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
     where = _join(at, *error["loc"])
-    return UserError(f"{where}: found {shown(error['input'])}; allowed: {what}")
+    return UserError(f"{where}: found {shown(error['input'])}{hint}; allowed: {what}")
+
+
+def _options(annotation: Any) -> list[str]:
+    """The strings that a field may hold, if they can be listed."""
+    if get_origin(annotation) is Literal:
+        return [option for option in get_args(annotation) if isinstance(option, str)]
+    return [option for inner in get_args(annotation) for option in _options(inner)]
 
 
 def _model(model: type[BaseModel], tables: Sequence[Any]) -> type[BaseModel]:

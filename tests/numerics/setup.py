@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-from numerics.reference import Array, TorchNet
 from numpy.typing import NDArray
 
+from numerics.reference import Array, TorchNet
 from pgfed.core import Algorithm, draw_cohort
 from pgfed.data.federation import Federation
 from pgfed.engine import Run, Serial
@@ -28,6 +28,12 @@ def federation(problem: Problem) -> Federation:
         split=np.repeat([0, 1], len(y)),
         partition="given",
     )
+
+
+def held(run: Run) -> Problem:
+    """Each client's training samples in the order in which it holds them (not the problem's)."""
+    shards = [run.federation.train(i) for i in range(len(run.federation))]
+    return [(shard.x.double().numpy(), shard.y.numpy()) for shard in shards]
 
 
 def network(input_shape: tuple[int, ...], classes: int, *, hidden: int) -> TorchNet:

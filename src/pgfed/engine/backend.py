@@ -47,9 +47,13 @@ class Backend:
     ) -> Iterator[tuple[int, list[State]]]:
         """Yield (client, result) of ``stage`` for all clients, in any order.
 
-        A client's message is ``common`` plus its own part from ``payload``.
+        A client's message is ``common`` plus its own part from ``payload``. A client that cannot
+        be reached is left out.
         """
         raise NotImplementedError
+
+    def commit(self, round: int, clients: Sequence[int]) -> None:
+        """These clients' replies counted. For engines where states stay with the clients."""
 
     def end(self) -> None:
         """Give back what `begin` took. May be called twice."""

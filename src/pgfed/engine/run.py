@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pgfed import pairs
@@ -24,6 +25,7 @@ from pgfed.data.federation import Federation
 from pgfed.engine.backend import Backend
 from pgfed.engine.client import ClientSide, on_device, one_thread
 from pgfed.engine.replies import overhead_bytes, payload_bytes, refusal
+from pgfed.engine.store import ClientStore
 
 LAST_ROUNDS = 10  # always scored: reports lead with their mean
 
@@ -43,6 +45,7 @@ class Run:
         evaluate_every: int = 1,
         mean: Mean | None = None,
         lose: Callable[[int, int], bool] | None = None,
+        store: ClientStore | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.federation = backend.federation
@@ -61,7 +64,7 @@ class Run:
         self.round = 0
         self.server = on_device(algorithm.init_server(w0, self.info), self.task.device)
         self.history: list[dict[str, Any]] = []
-        self._states: dict[int, State] = {}  # clients that never took part have none
+        self.store = store or ClientStore()
         n = len(federation)
         self.accuracy = np.full(n, np.nan)
         self.loss = np.full(n, np.nan)
@@ -91,7 +94,7 @@ class Run:
         own = {i: {k: v for k, v in messages[i].items() if k not in common} for i in cohort}
         started = time.perf_counter()
         results = dict(
-            self.backend.map("train", t, cohort, common, lambda i: (self._states.get(i), own[i]))
+            self.backend.map("train", t, cohort, common, lambda i: (self.store.get(i), own[i]))
         )
         train_seconds = time.perf_counter() - started
 
@@ -104,8 +107,8 @@ class Run:
         for i in cohort:
             down.update(payload_bytes(messages[i]))
             overhead["down"] += overhead_bytes(messages[i])
-            if self._lose is not None and self._lose(t, i):
-                dropped.append({"client": i, "reason": "lost"})
+            if i not in results or (self._lose is not None and self._lose(t, i)):
+                dropped.append({"client": i, "reason": "no reply"})
                 continue
             state, update, _ = results[i]
             up.update(payload_bytes(update))
@@ -119,7 +122,9 @@ class Run:
             states[i] = state
         self.server = self.algorithm.aggregate(self.server, updates, self._mean)
         # Only now do the clients' new states count: a reply that was dropped leaves the old one.
-        self._states |= states
+        for i, state in states.items():
+            self.store.put(i, t, state)
+        self.backend.commit(t, list(states))
         self._unscored |= states.keys()
         self.round = t
 
@@ -140,7 +145,7 @@ class Run:
             "dropped": dropped,
             "images": images,
             "train_seconds": train_seconds,
-            "client_seconds": {i: results[i][2]["seconds"] for i in cohort},
+            "client_seconds": {i: results[i][2]["seconds"] for i in sorted(results)},
             "seconds": time.perf_counter() - began,
         }
 
@@ -175,19 +180,41 @@ class Run:
         self, stage: str, clients: Sequence[int], common: Message
     ) -> Iterator[tuple[int, list[State]]]:
         return self.backend.map(
-            stage, self.round, clients, common, lambda i: (self._states.get(i), {})
+            stage, self.round, clients, common, lambda i: (self.store.get(i), {})
         )
+
+    # -- stopping and going on ------------------------------------------------------------------
+
+    _SCORES = ("accuracy", "loss", "validation_accuracy", "best_accuracy_per_client")
+
+    def snapshot(self) -> tuple[State, dict[str, Any]]:
+        """What `restore` needs beside the clients' states and the history: tensors, and JSON."""
+        cut = {f"server.{k}": v for k, v in self.server.items()}
+        cut |= {f"run.{k}": torch.from_numpy(getattr(self, k).copy()) for k in self._SCORES}
+        cut["run.unscored"] = torch.tensor(sorted(self._unscored), dtype=torch.int64)
+        return cut, {"best_round": self.best_round, "best_accuracy": self.best_accuracy}
+
+    def restore(self, cut: State, meta: dict[str, Any]) -> None:
+        """Go on after round ``meta["round"]``; the caller puts back `history`."""
+        server = {k.removeprefix("server."): v for k, v in cut.items() if k.startswith("server.")}
+        self.server = on_device(server, self.task.device)
+        for k in self._SCORES:
+            setattr(self, k, cut[f"run.{k}"].numpy())
+        self._unscored = set(cut["run.unscored"].tolist())
+        self.round = meta["round"]
+        self.best_round, self.best_accuracy = meta["best_round"], meta["best_accuracy"]
 
     # -- what came out -------------------------------------------------------------------------
 
     def touched(self, client: int) -> bool:
         """Has this client ever taken part?"""
-        return client in self._states
+        return client in self.store
 
     def state(self, client: int) -> State:
         """A client's state as of the last round that counted."""
-        if client in self._states:
-            return self._states[client]
+        state = self.store.get(client)
+        if state is not None:
+            return state
         return self.algorithm.init_client(self._side.w0, self._side.client(client))
 
     def personal_models(self, clients: Sequence[int] | None = None) -> Iterator[tuple[int, Tensor]]:

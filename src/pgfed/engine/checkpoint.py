@@ -1,0 +1,142 @@
+"""Everything needed to go on, as one consistent cut after each round.
+
+``checkpoint/clients/`` holds clients' states, each file written once; ``server-ROUND.safetensors``
+the server's state and the scores; ``round-ROUND.json``, written last, names them all with their
+checksums: a round counts from the moment that file is there. The last two are kept, so that a file
+damaged afterwards costs one round and not the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from pgfed.core import State
+from pgfed.engine.store import ClientStore, Entry
+from pgfed.files import DamagedFile, read_state, sha256, state_to_bytes, write_atomic
+
+if TYPE_CHECKING:
+    from pgfed.engine.run import Run
+
+KEPT = 2
+FORMAT = 1
+
+
+class Checkpoints:
+    """The checkpoints of one run, in one folder. Writing overlaps the next round."""
+
+    def __init__(
+        self, folder: Path, *, every: int = 1, warn: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self.folder = folder
+        self.every = every
+        self._warn = warn
+        self._writer: Thread | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def clients(self) -> Path:
+        return self.folder / "clients"
+
+    def save(self, run: Run) -> None:
+        """Write a checkpoint of the run as it is now, unless this round has none due."""
+        if run.round % self.every and not run.finished:
+            return
+        self.wait()
+        cut, meta = run.snapshot()
+        entries = run.store.entries()
+        self._writer = Thread(
+            target=self._guarded, args=(run.round, cut, meta, run.store, entries), daemon=False
+        )
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on disk; raises what went wrong while writing it."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _guarded(self, *work: Any) -> None:
+        try:
+            self._write(*work)
+        except BaseException as error:
+            self._failure = error
+
+    def _write(
+        self,
+        round: int,
+        cut: State,
+        meta: dict[str, Any],
+        store: ClientStore,
+        entries: dict[int, Entry],
+    ) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for entry in entries.values():
+            store.write(entry)
+        data = state_to_bytes(cut)
+        write_atomic(self.folder / f"server-{round:06d}.safetensors", data)
+        listed = [[e.client, e.round, e.sha256] for e in entries.values()]
+        body = {"format": FORMAT, "round": round, "server": sha256(data), "clients": listed, **meta}
+        text = json.dumps(body)
+        # The checksum of a JSON text stands in its last line.
+        write_atomic(self.folder / f"round-{round:06d}.json", f"{text}\n{sha256(text.encode())}\n")
+        self._tidy(store)
+
+    def _tidy(self, store: ClientStore) -> None:
+        """Keep the last checkpoints and what they refer to."""
+        manifests = sorted(self.folder.glob("round-*.json"))
+        for old in manifests[:-KEPT]:
+            old.unlink(missing_ok=True)
+        kept, files = set(), set()
+        for path in manifests[-KEPT:]:
+            try:
+                body = _read_manifest(path)
+            except DamagedFile:
+                continue
+            kept.add(f"server-{body['round']:06d}.safetensors")
+            files |= {Entry(c, r, None).file for c, r, _ in body["clients"]}
+        for path in self.folder.glob("server-*.safetensors"):
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+        if self.clients.is_dir():
+            # A newer state may already be on disk, moved out of memory: it stays.
+            files |= {e.file for e in store.entries().values()}
+            store.remove_files(files)
+
+    def restore(self, run: Run) -> bool:
+        """Put the run back to the last whole checkpoint; False if there is none."""
+        for path in sorted(self.folder.glob("round-*.json"), reverse=True):
+            try:
+                body = _read_manifest(path)
+                name = f"server-{body['round']:06d}.safetensors"
+                cut = read_state(self.folder / name, body["server"])
+                entries = [Entry(c, r, None, digest) for c, r, digest in body["clients"]]
+                for entry in entries:
+                    read_state(self.clients / entry.file, entry.sha256 or "")
+            except DamagedFile as damage:
+                self._warn(f"checkpoint {path}: {damage}; going back to the one before")
+                path.unlink(missing_ok=True)
+                continue
+            run.store.restore(entries)
+            run.restore(cut, body)
+            return True
+        return False
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        text, digest, *_ = path.read_text().split("\n")
+        if sha256(text.encode()) != digest:
+            raise ValueError("checksum does not match")
+        body: dict[str, Any] = json.loads(text)
+        if body["format"] != FORMAT:
+            raise ValueError(f"format {body['format']!r}, expected {FORMAT}")
+    except (OSError, ValueError, KeyError) as error:
+        raise DamagedFile(f"{path.name}: {error}") from error
+    return body

@@ -1,0 +1,118 @@
+"""The clients' states: in memory up to a budget, the rest on disk.
+
+A state on disk is a file ``CLIENT-ROUND.safetensors``, written once and never changed. Checkpoints
+refer to the same files, so that a state is written once for both purposes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from pgfed.core import State
+from pgfed.files import read_state, sha256, state_to_bytes, write_atomic
+
+MEMORY = 2 << 30  # bytes of states kept in memory by default
+
+
+@dataclass
+class Entry:
+    """One client's state as of one round: in memory, on disk, or both."""
+
+    client: int
+    round: int
+    state: State | None
+    sha256: str | None = None  # of its file, once written
+
+    @property
+    def file(self) -> str:
+        return f"{self.client:06d}-{self.round:06d}.safetensors"
+
+
+class ClientStore:
+    """client -> State, for the clients that have taken part."""
+
+    def __init__(self, folder: Path | None = None, memory: int = MEMORY) -> None:
+        self._folder = folder
+        self._temporary = folder is None
+        self._memory = memory
+        self._entries: dict[int, Entry] = {}
+        self._held: OrderedDict[int, int] = OrderedDict()  # client -> bytes, least recent first
+        self._total = 0
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._entries
+
+    def get(self, client: int) -> State | None:
+        """The client's state, or None if it has never taken part."""
+        entry = self._entries.get(client)
+        if entry is None:
+            return None
+        state = entry.state
+        if state is None:
+            state = read_state(self.folder / entry.file, entry.sha256 or "")
+            entry.state = state
+        self._hold(client, state)
+        return state
+
+    def put(self, client: int, round: int, state: State) -> None:
+        old = self._entries.get(client)
+        if self._temporary and old is not None and old.sha256 is not None:
+            (self.folder / old.file).unlink(missing_ok=True)
+        self._entries[client] = Entry(client, round, state)
+        self._hold(client, state)
+
+    def _hold(self, client: int, state: State) -> None:
+        self._total -= self._held.pop(client, 0)
+        self._held[client] = sum(
+            v.numel() * v.element_size() for v in state.values() if isinstance(v, Tensor)
+        )
+        self._total += self._held[client]
+        while self._total > self._memory and len(self._held) > 1:
+            oldest, size = self._held.popitem(last=False)
+            self._total -= size
+            self.write(self._entries[oldest])
+            self._entries[oldest].state = None
+
+    @property
+    def folder(self) -> Path:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="pgfed-states-"))
+        return self._folder
+
+    def write(self, entry: Entry) -> None:
+        """Make sure that this state is on disk. Writing it twice at once does no harm."""
+        state = entry.state
+        if entry.sha256 is None and state is not None:
+            data = state_to_bytes(state)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.folder / entry.file, data)
+            entry.sha256 = sha256(data)
+
+    def entries(self) -> dict[int, Entry]:
+        """The present states, as they are now: later rounds put new entries in their place."""
+        return dict(self._entries)
+
+    def restore(self, entries: Iterable[Entry]) -> None:
+        """Take these states as the present ones; they are read from disk when needed."""
+        self._entries = {e.client: e for e in entries}
+        self._held.clear()
+        self._total = 0
+
+    def remove_files(self, keep: Iterable[str]) -> None:
+        """Remove the files that nothing refers to any more."""
+        wanted = set(keep)
+        for path in self.folder.glob("*.safetensors"):
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if self._temporary and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None

@@ -1,0 +1,102 @@
+"""Files that are whole or not there, and flat dictionaries as files."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pgfed.core import State
+
+
+class DamagedFile(Exception):
+    """A file of ours that is missing, cut short, or not what was written."""
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write to a temporary name, sync, rename: what is there is the old file or the new one."""
+    raw = data.encode() if isinstance(data, str) else data
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in the folder outlast a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def state_to_bytes(state: State) -> bytes:
+    """A flat dictionary as safetensors; its ints and floats are in the header."""
+    from safetensors.torch import save
+    from torch import Tensor
+
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            # safetensors refuses to write one piece of memory under two names
+            again = value.untyped_storage().data_ptr() in seen
+            seen.add(value.untyped_storage().data_ptr())
+            tensors[key] = value.detach().cpu().contiguous()
+            if again:
+                tensors[key] = tensors[key].clone()
+    scalars = {k: v for k, v in state.items() if k not in tensors}
+    return save(tensors, metadata={"scalars": json.dumps(scalars)})
+
+
+def state_from_bytes(data: bytes) -> State:
+    """The inverse of `state_to_bytes`; every tensor in memory of its own."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(data)
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        scalars = json.loads(header["__metadata__"]["scalars"])
+        if not all(type(v) in (int, float) for v in scalars.values()):
+            raise ValueError("nested values")
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFile(f"not a state file: {error}") from error
+    return {**{k: v.clone() for k, v in tensors.items()}, **scalars}
+
+
+def read_state(path: Path, digest: str) -> State:
+    """Read a state file and check that it is the one that was written."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DamagedFile(f"{path.name}: {error.strerror}") from error
+    if sha256(data) != digest:
+        raise DamagedFile(f"{path.name}: checksum does not match")
+    return state_from_bytes(data)

@@ -1,0 +1,316 @@
+"""From an experiment to its outcomes: all seeds and methods, on one set of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pgfed.core import Algorithm
+from pgfed.data import datasets
+from pgfed.data.federation import Federation, build
+from pgfed.engine import Backend, Process, Run, Serial
+from pgfed.errors import UserError
+from pgfed.experiment import DEFAULT_CLIENTS, Data, Experiment, make_methods
+from pgfed.models import Factory, default_model, make_task
+from pgfed.task import Layout
+
+LAST = 10  # rounds whose mean accuracy leads every table
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """An experiment that is ready to run: whatever can be wrong with it has been checked."""
+
+    experiment: Experiment  # resolved: running it again repeats the run
+    federation: Federation
+    methods: dict[str, Algorithm]  # by the name of their folder
+    model: str | Factory
+    layout: Layout
+
+    @property
+    def cohort(self) -> int:
+        """M, the number of clients drawn per round."""
+        return self.experiment.cohort_size(len(self.federation))
+
+    def backend(self) -> Backend:
+        engine, head = self.experiment.engine, self.experiment.model.head
+        if engine.backend == "serial":
+            return Serial(self.federation, self.model, device=engine.device, head=head)
+        return Process(
+            self.federation, self.model, workers=engine.workers, device=engine.device, head=head
+        )
+
+    def keeps_models(self, seed: int) -> bool:
+        """Whether the models of this seed are kept."""
+        kept = self.experiment.output.models
+        return kept == "all" or (kept == "last" and seed == self.experiment.seeds[-1])
+
+
+def prepare(
+    experiment: Experiment,
+    data_root: Path | None,
+    *,
+    federation: Federation | None = None,
+    model: Factory | None = None,
+) -> Setup:
+    """Check the methods, the device, the data and the model, and fill in what depends on them."""
+    methods, experiment = make_methods(experiment)
+    _check_device(experiment.engine.device)
+    data = experiment.data
+    if federation is None:
+        federation, data = load_federation(data, data_root)
+    name = experiment.model.name or default_model(federation.input_shape)
+    task = make_task(
+        model or name,
+        federation.input_shape,
+        len(federation.class_names),
+        seed=experiment.seeds[0],
+        head=experiment.model.head,
+    )
+    resolved = experiment.model_copy(
+        update={"data": data, "model": experiment.model.model_copy(update={"name": name})}
+    )
+    return Setup(resolved, federation, methods, model or name, task.layout)
+
+
+def load_federation(data: Data, root: Path | None) -> tuple[Federation, Data]:
+    """The clients' data, and the table that names it completely."""
+    dataset = datasets.load(data.dataset, root, image_size=data.image_size)
+    kind = data.partition or ("dirichlet" if dataset.client is None else "given")
+    federation = build(
+        dataset,
+        partition=kind,
+        clients=data.clients or DEFAULT_CLIENTS,
+        alpha=data.alpha,
+        test_share=data.test_share,
+        validation_share=data.validation_share,
+        min_samples=data.min_samples,
+        seed=data.seed,
+        classes_per_client=data.classes_per_client,
+    )
+    if data.clients is not None and data.clients != len(federation):
+        raise UserError(
+            f"data.clients: found {data.clients}, but {data.dataset} names {len(federation)} "
+            f"clients; allowed with partition 'given': {len(federation)}, or leave it out"
+        )
+    return federation, data.model_copy(
+        update={
+            "dataset": _absolute(data.dataset, root),
+            "clients": len(federation),
+            "partition": kind,
+        }
+    )
+
+
+def _absolute(dataset: str, root: Path | None) -> str:
+    """Own data by its full path, so that the experiment can be repeated from any folder."""
+    kind, colon, path = dataset.partition(":")
+    if not colon:
+        return dataset
+    place = Path(path).expanduser()
+    if not place.exists() and root is not None:
+        place = root / place
+    return f"{kind}:{place.absolute()}"
+
+
+def _check_device(name: str) -> None:
+    try:
+        kind = torch.device(name).type
+        if kind in DEVICES:
+            torch.empty(0, device=name)
+            return
+        reason = f"allowed: {', '.join(DEVICES)}"
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+    raise UserError(f"engine.device: found {name!r}; {reason}")
+
+
+# -- running -----------------------------------------------------------------------------------
+
+
+class Watcher(Protocol):
+    """Somebody who is told how a run goes on."""
+
+    def begin(self, method: str, seed: int) -> None: ...
+
+    def round(self, record: dict[str, Any]) -> None: ...
+
+    def end(self, outcome: Outcome) -> None: ...
+
+
+@dataclass
+class Outcome:
+    """What came out of one method under one seed."""
+
+    method: str
+    seed: int
+    history: list[dict[str, Any]]
+    n_clients: int
+    best: Floats  # per client, in the round whose mean was best on test data
+    final: Floats  # per client, after the last round
+    last10: Floats  # per client, mean of the last ten rounds
+    best_round: int | None
+    touched: NDArray[np.bool_]  # has the client ever taken part
+    alpha: dict[str, Any] | None
+    gain: Floats | None = None  # per client: last10 over Local's under the same seed
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """One object of summary.json."""
+        rounds, scored = self.history, self._scored()
+        best = max((r["mean_accuracy"] for r in scored), default=None)
+        last = [r["mean_accuracy"] for r in scored if r["round"] > len(rounds) - LAST]
+        reached = (r["round"] for r in scored if r["mean_accuracy"] >= 0.7)
+        train_seconds = sum(r["train_seconds"] for r in rounds)
+        gains = None if self.gain is None else self.gain[~np.isnan(self.gain)]
+        known = gains if gains is not None and len(gains) else None
+        return {
+            "method": self.method,
+            "seed": self.seed,
+            "rounds": len(rounds),
+            "best_accuracy": best,
+            "best_round": self.best_round,
+            "final_accuracy": scored[-1]["mean_accuracy"] if scored else None,
+            "last10_accuracy": float(np.mean(last)) if last else None,
+            "rounds_to_70": next(reached, None),
+            "gain_mean": None if known is None else float(known.mean()),
+            "gain_std": None if known is None else float(known.std()),
+            "clients_harmed": None if known is None else int((known < 0).sum()),
+            "bytes_down": sum(r["bytes_down"] for r in rounds),
+            "bytes_up": sum(r["bytes_up"] for r in rounds),
+            "images_per_second": sum(r["images"] for r in rounds) / train_seconds,
+            "seconds": sum(r["seconds"] for r in rounds),
+        }
+
+    @property
+    def gained(self) -> int | None:
+        """How many clients are better off than alone."""
+        return None if self.gain is None else int((self.gain > 0).sum())
+
+    def clients(self, federation: Federation) -> list[dict[str, Any]]:
+        """One row per client, as in clients.csv."""
+        took_part = np.zeros(self.n_clients, dtype=np.int64)
+        for record in self.history:
+            took_part[record["cohort"]] += 1
+        rows = []
+        for i in range(self.n_clients):
+            rows.append(
+                {
+                    "client": i,
+                    "domain": None if federation.domains is None else str(federation.domains[i]),
+                    "n_train": int(federation.n_train[i]),
+                    "n_test": int(federation.n_test[i]),
+                    "best": number(self.best[i]),
+                    "final": number(self.final[i]),
+                    "gain_over_local": None if self.gain is None else number(self.gain[i]),
+                    "last10": number(self.last10[i]),
+                    "rounds": int(took_part[i]),
+                    "label": None
+                    if federation.client_labels is None
+                    else str(federation.client_labels[i]),
+                }
+            )
+        return rows
+
+    def _scored(self) -> list[dict[str, Any]]:
+        return [r for r in self.history if r["mean_accuracy"] is not None]
+
+
+def number(value: float) -> float | None:
+    """A float for JSON, where there is no NaN."""
+    return None if np.isnan(value) else float(value)
+
+
+@dataclass
+class _Last:
+    """The clients' accuracies over the last rounds."""
+
+    rounds: int
+    rows: list[Floats] = field(default_factory=list)
+
+    def add(self, run: Run) -> None:
+        if run.round > self.rounds - LAST:
+            self.rows.append(run.accuracy.copy())
+
+    def mean(self) -> Floats:
+        mean: Floats = np.mean(self.rows, axis=0)
+        return mean
+
+
+Keep = Callable[[Run, Outcome], None]  # called once per run, after its last round
+
+
+def execute(setup: Setup, watchers: list[Watcher], keep: Keep) -> list[Outcome]:
+    """Run all seeds and methods; the outcomes are by method, then by seed."""
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    with setup.backend() as backend:
+        for seed in setup.experiment.seeds:
+            for method in _local_first(setup):
+                alone = outcomes.get(("local", seed))
+                outcomes[method, seed] = _run(setup, backend, method, seed, alone, watchers, keep)
+    return [outcomes[method, seed] for method in setup.methods for seed in setup.experiment.seeds]
+
+
+def _local_first(setup: Setup) -> Iterator[str]:
+    """Local is what the others' clients are compared with."""
+    yield from sorted(setup.methods, key=lambda method: method != "local")
+
+
+def _run(
+    setup: Setup,
+    backend: Backend,
+    method: str,
+    seed: int,
+    alone: Outcome | None,
+    watchers: list[Watcher],
+    keep: Keep,
+) -> Outcome:
+    experiment = setup.experiment
+    for watcher in watchers:
+        watcher.begin(method, seed)
+    run = Run(
+        setup.methods[method],
+        setup.federation,
+        backend,
+        seed=seed,
+        rounds=experiment.rounds,
+        cohort=setup.cohort,
+        evaluate_every=experiment.evaluate_every,
+    )
+    last = _Last(experiment.rounds)
+    while not run.finished:
+        record = run.step()
+        last.add(run)
+        for watcher in watchers:
+            watcher.round(record)
+    outcome = Outcome(
+        method=method,
+        seed=seed,
+        history=run.history,
+        n_clients=len(setup.federation),
+        best=run.best_accuracy_per_client,
+        final=run.accuracy,
+        last10=last.mean(),
+        best_round=run.best_round or None,
+        touched=np.array([run.touched(i) for i in range(len(setup.federation))]),
+        alpha=run.alpha(),
+    )
+    if method == "local":
+        alone = outcome
+    if alone is not None:
+        # Rounded: equal accuracies must not differ by what the mean of ten floats leaves over.
+        outcome.gain = np.round(outcome.last10 - alone.last10, 9)
+    keep(run, outcome)
+    for watcher in watchers:
+        watcher.end(outcome)
+    return outcome
