@@ -1,3 +1,36 @@
 """Personalized federated learning: one model per client, and what each client gained."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pgfed.api import Result, run
+    from pgfed.core import Algorithm
+    from pgfed.data.federation import Federation
+    from pgfed.errors import UserError
+
 __version__ = "0.1.0"
+__all__ = ["Algorithm", "Federation", "Result", "UserError", "__version__", "run"]
+
+# Loaded on first use: torch takes seconds, and `pgfed --help` does not need it.
+_HOMES = {
+    "Algorithm": "pgfed.core",
+    "Federation": "pgfed.data.federation",
+    "Result": "pgfed.api",
+    "UserError": "pgfed.errors",
+    "run": "pgfed.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pgfed' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

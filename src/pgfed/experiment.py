@@ -6,6 +6,7 @@ does not import torch.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_FILE = 1_000_000  # bytes; a file beyond this is not an experiment
 DEFAULT_CLIENTS = 20
+IN_MEMORY = "memory"  # data.dataset of a run on arrays that were passed from Python
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
@@ -83,7 +85,7 @@ class Experiment(Table):
 
     name: str = "digits"
     seeds: list[Seed] = Field([0], min_length=1)
-    rounds: Count = 60
+    rounds: Count = 40
     cohort: float = Field(0.25, gt=0, le=1)  # share of the clients drawn per round
     methods: list[str] = Field(
         ["local", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce"], min_length=1
@@ -131,7 +133,13 @@ class Experiment(Table):
 
     def document(self) -> dict[str, Any]:
         """As nested plain values, for TOML: what has no value is left out."""
-        return _without_none(self.model_dump())
+        document: dict[str, Any] = _without_none(self.model_dump())
+        return document
+
+
+def data_root(given: str | Path | None) -> Path:
+    """Where the data sets' files lie: as given, else $PGFED_DATA, else ./data."""
+    return Path(given or os.environ.get("PGFED_DATA") or "data").expanduser()
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Experiment:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from pgfed.core import Algorithm
 from pgfed.data import datasets
+from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
 from pgfed.engine import Backend, Process, Run, Serial
 from pgfed.errors import UserError
-from pgfed.experiment import DEFAULT_CLIENTS, Data, Experiment, make_methods
+from pgfed.experiment import DEFAULT_CLIENTS, IN_MEMORY, Data, Experiment, make_methods
 from pgfed.models import Factory, default_model, make_task
 from pgfed.task import Layout
 
@@ -58,7 +59,7 @@ class Setup:
 
 def prepare(
     experiment: Experiment,
-    data_root: Path | None,
+    data_root: Path,
     *,
     federation: Federation | None = None,
     model: Factory | None = None,
@@ -83,9 +84,20 @@ def prepare(
     return Setup(resolved, federation, methods, model or name, task.layout)
 
 
-def load_federation(data: Data, root: Path | None) -> tuple[Federation, Data]:
+def load_federation(data: Data, root: Path) -> tuple[Federation, Data]:
     """The clients' data, and the table that names it completely."""
+    if data.dataset == IN_MEMORY:
+        raise UserError(
+            "data.dataset: 'memory' was a run on arrays passed from Python, which a file cannot "
+            "repeat; save them with numpy.savez and use npz:PATH"
+        )
     dataset = datasets.load(data.dataset, root, image_size=data.image_size)
+    federation, resolved = divide(dataset, data)
+    return federation, resolved.model_copy(update={"dataset": _absolute(data.dataset, root)})
+
+
+def divide(dataset: Dataset, data: Data) -> tuple[Federation, Data]:
+    """Divide a data set among clients as the table says; the table with what it left open."""
     kind = data.partition or ("dirichlet" if dataset.client is None else "given")
     federation = build(
         dataset,
@@ -98,27 +110,22 @@ def load_federation(data: Data, root: Path | None) -> tuple[Federation, Data]:
         seed=data.seed,
         classes_per_client=data.classes_per_client,
     )
-    if data.clients is not None and data.clients != len(federation):
+    clients = len(federation)
+    if data.clients not in (None, clients):
         raise UserError(
-            f"data.clients: found {data.clients}, but {data.dataset} names {len(federation)} "
-            f"clients; allowed with partition 'given': {len(federation)}, or leave it out"
+            f"data.clients: found {data.clients}, but {dataset.name} names {clients} clients; "
+            f"allowed with partition 'given': {clients}, or leave it out"
         )
-    return federation, data.model_copy(
-        update={
-            "dataset": _absolute(data.dataset, root),
-            "clients": len(federation),
-            "partition": kind,
-        }
-    )
+    return federation, data.model_copy(update={"clients": clients, "partition": kind})
 
 
-def _absolute(dataset: str, root: Path | None) -> str:
+def _absolute(dataset: str, root: Path) -> str:
     """Own data by its full path, so that the experiment can be repeated from any folder."""
     kind, colon, path = dataset.partition(":")
     if not colon:
         return dataset
     place = Path(path).expanduser()
-    if not place.exists() and root is not None:
+    if not place.exists():
         place = root / place
     return f"{kind}:{place.absolute()}"
 
@@ -202,25 +209,22 @@ class Outcome:
         took_part = np.zeros(self.n_clients, dtype=np.int64)
         for record in self.history:
             took_part[record["cohort"]] += 1
-        rows = []
-        for i in range(self.n_clients):
-            rows.append(
-                {
-                    "client": i,
-                    "domain": None if federation.domains is None else str(federation.domains[i]),
-                    "n_train": int(federation.n_train[i]),
-                    "n_test": int(federation.n_test[i]),
-                    "best": number(self.best[i]),
-                    "final": number(self.final[i]),
-                    "gain_over_local": None if self.gain is None else number(self.gain[i]),
-                    "last10": number(self.last10[i]),
-                    "rounds": int(took_part[i]),
-                    "label": None
-                    if federation.client_labels is None
-                    else str(federation.client_labels[i]),
-                }
-            )
-        return rows
+        domains, labels = federation.domains, federation.client_labels
+        return [
+            {
+                "client": i,
+                "domain": None if domains is None else str(domains[i]),
+                "n_train": int(federation.n_train[i]),
+                "n_test": int(federation.n_test[i]),
+                "best": number(self.best[i]),
+                "final": number(self.final[i]),
+                "gain_over_local": None if self.gain is None else number(self.gain[i]),
+                "last10": number(self.last10[i]),
+                "rounds": int(took_part[i]),
+                "label": None if labels is None else str(labels[i]),
+            }
+            for i in range(self.n_clients)
+        ]
 
     def _scored(self) -> list[dict[str, Any]]:
         return [r for r in self.history if r["mean_accuracy"] is not None]

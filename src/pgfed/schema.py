@@ -13,7 +13,6 @@ from pydantic.fields import FieldInfo
 
 from pgfed.errors import UserError
 
-
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -38,9 +37,7 @@ def unknown_key(key: str, table: str, keys: Sequence[str], elsewhere: Sequence[s
         near = [other for other in elsewhere if other.rpartition(".")[2] == key][:1]
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     place = f"in [{table}]" if table else "at the top"
-    return UserError(
-        f"{_join(table, key)}: unknown key{hint}; allowed {place}: {', '.join(keys)}"
-    )
+    return UserError(f"{_join(table, key)}: unknown key{hint}; allowed {place}: {', '.join(keys)}")
 
 
 def shown(value: Any) -> str:

@@ -133,6 +133,7 @@ class FedFomo(Algorithm):
         known, p, last = server["pairs"], server["preference"], server["ids"]
         met = torch.cat([i * server["clients"] + last[self.chosen(server, i)] for i in updates])
         gained = torch.cat([update["weights"] for update in updates.values()])
+        met, gained = met[gained > 0], gained[gained > 0]
         known, p = pairs.merge(known, met, (p, pairs.find(known, p, met, 0.0) + gained))
         ids, models = mean.each(updates, "w")
         new = {"ids": last.new_tensor(ids), "models": models, "pairs": known, "preference": p}

@@ -69,16 +69,15 @@ class FedRep(Algorithm):
         theta = task.layout.join(message["body"], state["head"])
         v = state["v"].clone() if "v" in state else torch.zeros_like(theta[: task.d])
         head, v_head = theta[task.layout.head], v[task.layout.head]
+        train, rho = self.train, self.momentum
         z = _features(task, theta, data)
-        for index in batch_indices(
-            data, self.train.batch_size, rng, epochs=self.head_epochs, purpose="head"
+        for k in batch_indices(
+            data, train.batch_size, rng, epochs=self.head_epochs, purpose="head"
         ):
-            v_head.mul_(self.momentum)
-            task.add_head_gradient(theta, z[index], data.y[index], v)
-            head.add_(v_head, alpha=-self.train.lr)
-        theta, v = sgd(
-            task, theta, data, rng, self.train, velocity=v, part="base", momentum=self.momentum
-        )
+            v_head.mul_(rho)
+            task.add_head_gradient(theta, z[k], data.y[k], v)
+            head.add_(v_head, alpha=-train.lr)
+        theta, v = sgd(task, theta, data, rng, train, velocity=v, part="base", momentum=rho)
         body, head = task.layout.split(theta)
         # A copy, as a slice of theta would keep all of it in memory.
         return {"head": head.clone(), **self.keep(v=v)}, {"body": body, "n": len(data)}

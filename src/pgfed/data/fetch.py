@@ -50,7 +50,7 @@ class Source:
 
     place: str
     files: tuple[Remote, ...]
-    unpack: bool = False  # a tar archive that holds one folder, `place`
+    unpack: bool = False  # a tar.gz archive that holds one folder, `place`
 
 
 def _idx_files(base: str, *checksums: str) -> tuple[Remote, ...]:
@@ -278,7 +278,7 @@ def _unpack(archive: Path, place: Path) -> None:
     """Unpack plain files of one folder beside their place, then move the folder there at once."""
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as scratch:
         try:
-            with tarfile.open(archive, "r:*") as tar:
+            with tarfile.open(archive, "r:gz") as tar:
                 _unpack_members(archive, tar, Path(scratch), place.name)
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise UserError(f"{archive}: not a readable archive ({error})") from None

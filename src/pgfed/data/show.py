@@ -38,6 +38,7 @@ def distribution_figure(federation: Federation, path: Path) -> Path:
     axes.set_ylim(classes - 0.3, -0.7)
     if classes <= 100:
         axes.set_yticks(range(classes), federation.class_names, fontsize=7)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("client")
     axes.set_ylabel("class")
     shown = f"the first {clients} of {len(federation)}" if clients < len(federation) else clients

@@ -1,0 +1,3 @@
+from pgfed.cli import main
+
+main()

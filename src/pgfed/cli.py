@@ -1,0 +1,216 @@
+"""The command line. torch and the like are imported by the commands that need them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn, Optional
+
+import click
+import typer
+
+from pgfed import __version__, algorithms
+from pgfed.errors import UserError
+
+app = typer.Typer(
+    name="pgfed",
+    help="Personalized federated learning: one model per client, and what each client gained.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Fetch data sets, and look at how they are divided among clients.")
+app.add_typer(data_app, name="data")
+
+debug = False  # --debug: show tracebacks
+
+ExperimentFile = Annotated[
+    Optional[Path],  # noqa: UP045 - typer reads it
+    typer.Argument(
+        metavar="[EXPERIMENT.toml]", help="The experiment; without it, the built-in one (digits)."
+    ),
+]
+Settings = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. method.pgfed.mu=0.05."),
+]
+DataRoot = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(metavar="PATH", help="Where data sets lie; else $PGFED_DATA, else ./data."),
+]
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run a command; a user's mistake is one line and exit code 2."""
+    sys.exit(_main(argv))
+
+
+def _main(argv: list[str] | None) -> int:
+    global debug
+    debug = False
+    try:
+        return app(args=argv, prog_name="pgfed", standalone_mode=False) or 0
+    except UserError as error:
+        return _fail(str(error), 2)
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        name = type(error).__name__
+        what = "" if name == "ClientError" else f"unexpected {name}: "
+        return _fail(f"{what}{error} (`pgfed --debug ...` shows the traceback)", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    print("pgfed:", " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"pgfed {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    show_traceback: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of unexpected errors.")
+    ] = False,
+) -> None:
+    global debug
+    debug = show_traceback
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def run(
+    experiment: ExperimentFile = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIR", help="The run folder; by default runs/NAME."),
+    ] = None,
+    settings: Settings = None,
+    data_root: DataRoot = None,
+    device: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Where to compute: cpu, cuda, ... (engine.device)."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would run and what it would take.")
+    ] = False,
+) -> None:
+    """Run all methods and seeds of an experiment, and write the run folder."""
+    from pgfed import experiment as experiments
+
+    overrides = [*(settings or []), *([f"engine.device={device}"] if device is not None else [])]
+    loaded = experiments.load(experiment, overrides)
+    root = experiments.data_root(data_root)
+
+    from pgfed import api, output, screens
+    from pgfed.progress import progress_for
+    from pgfed.runner import prepare
+
+    if dry:
+        from pgfed import estimate
+
+        setup = prepare(loaded, root)
+        estimates = estimate.estimate(setup)
+        screens.dry_run(setup, estimates, estimate.memory(setup, estimates))
+        return
+    folder = output.choose(out, loaded.name)
+    setup = prepare(loaded, root)
+    runs = len(setup.methods) * len(loaded.seeds)
+    progress = progress_for(sys.stderr, runs, loaded.rounds, quiet=quiet)
+    try:
+        with progress:
+            result = api.run_setup(setup, folder, progress)
+    except KeyboardInterrupt:
+        message = f"interrupted during {progress.where()}; what is finished is in {folder}"
+        raise typer.Exit(_fail(message, 130)) from None
+    if as_json:
+        print(json.dumps(result.summary, indent=2))
+    elif not quiet:
+        screens.outcomes(result.outcomes, folder)
+
+
+@app.command()
+def methods(
+    show: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="One method: settings, and what leaves a client."),
+    ] = None,
+) -> None:
+    """List the methods, or explain one."""
+    from pgfed import screens
+
+    if show is None:
+        screens.methods({name: algorithms.get(name) for name in algorithms.METHODS})
+    else:
+        screens.method(algorithms.folder(show), algorithms.get(show))
+
+
+@app.command()
+def datasets(data_root: DataRoot = None) -> None:
+    """List the data sets, and whether their files are there."""
+    from pgfed import screens
+    from pgfed.data import datasets as sources
+    from pgfed.experiment import data_root as default_root
+
+    root = default_root(data_root)
+    screens.datasets(sources.describe(root), root)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="A name that `pgfed datasets` lists.")],
+    data_root: DataRoot = None,
+) -> None:
+    """Download a data set, checked by its checksum, to the data root."""
+    from pgfed.data.fetch import fetch
+    from pgfed.experiment import data_root as default_root
+    from pgfed.progress import Download
+
+    with Download(name, sys.stderr) as download:
+        place = fetch(name, default_root(data_root), progress=download.update)
+    print(f"{name}: {place}")
+
+
+@data_app.command("show")
+def data_show(
+    experiment: ExperimentFile = None,
+    settings: Settings = None,
+    data_root: DataRoot = None,
+    figure: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="PATH", help="Also draw classes by client (.png, .svg or .pdf)."),
+    ] = None,
+) -> None:
+    """Show how an experiment's data is divided among the clients."""
+    from pgfed import experiment as experiments
+
+    loaded = experiments.load(experiment, settings or [])
+
+    from pgfed import screens
+    from pgfed.runner import load_federation
+
+    federation, _ = load_federation(loaded.data, experiments.data_root(data_root))
+    if figure is not None:
+        from pgfed.data.show import distribution_figure
+
+        distribution_figure(federation, figure)
+    screens.clients(federation)

@@ -1,0 +1,56 @@
+"""A method in plain words: its settings, what leaves a site, and what the server can see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pgfed.parameters import Parameter, parameters
+
+if TYPE_CHECKING:
+    from pgfed.core import Algorithm
+
+# What an entry of an Update is, by its kind.
+LEAVES = {
+    "model": "its whole trained model",
+    "body": "its trained model without the classifier",
+    "head": "its trained classifier (the last layer)",
+    "gradient": "the gradient of its loss over its training data",
+    "scalar": "one number",
+    "row": "one number for each client of the last round",
+    "count": "how many training samples it has",
+}
+# What can be learned from it, for the kinds where that is not plain.
+SEES = {
+    "model": "each client's model, and so how training on that client's data changed it",
+    "body": "the body of each client's model, and so how that client's data changed it",
+    "head": "each client's classifier, whose rows show which classes the client has",
+    "gradient": "each client's own gradient, from which training samples can partly be rebuilt",
+    "scalar": "numbers that tell how well a client's model fits its data",
+    "row": "how strongly each client weighs the others",
+    "count": "how much data each client has",
+}
+
+
+def settings(cls: type[Algorithm]) -> tuple[list[Parameter], list[Parameter]]:
+    """The method's own fields, and those of local training."""
+    from pgfed.core import TrainConfig
+
+    return parameters(cls), parameters(TrainConfig)
+
+
+def leaving(cls: type[Algorithm]) -> list[str]:
+    """What leaves a client in each round it takes part in."""
+    return [f"{key}: {LEAVES[kind]}" for key, kind in cls.leaves.items()]
+
+
+def seen(cls: type[Algorithm]) -> list[str]:
+    """What the server can see."""
+    return [SEES[kind] for kind in dict.fromkeys(cls.leaves.values())]
+
+
+def default(parameter: Parameter) -> str:
+    """A default as the experiment file would spell it."""
+    value: Any = parameter.default
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{value}"' if isinstance(value, str) else "–" if value is None else f"{value}"

@@ -1,0 +1,137 @@
+"""The models of a run: as safetensors files with a manifest, or in memory.
+
+Model files carry no metadata, so equal models are equal files. Names and values are those of the
+module's own ``state_dict``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from pgfed.data.federation import Federation
+from pgfed.engine import Run
+from pgfed.errors import UserError
+from pgfed.files import sha256, write_atomic
+from pgfed.runner import Outcome, Setup
+
+FORMAT = 1  # of manifest.json
+GLOBAL = "global.safetensors"
+NEVER_SAMPLED = "never-sampled.safetensors"
+
+
+class Models(Protocol):
+    """The models of one method and seed, as the module's ``state_dict``."""
+
+    def personal(self, client: int) -> dict[str, Tensor]: ...
+
+    def shared(self) -> dict[str, Tensor]:
+        """The global model, which a new client starts from."""
+
+
+class ModelsInMemory:
+    """Kept as flat vectors; clients that never took part share one."""
+
+    def __init__(self, run: Run) -> None:
+        self._task = run.task
+        self._personal = {i: theta for i, theta, _ in _personal(run)}
+        self._global = run.global_model()
+
+    def personal(self, client: int) -> dict[str, Tensor]:
+        return self._task.named(self._personal[client])
+
+    def shared(self) -> dict[str, Tensor]:
+        return self._task.named(self._global)
+
+
+class ModelsInFolder:
+    """Read from the files of a run folder when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        self._files = {row["client"]: row["file"] for row in manifest["clients"]}
+
+    def personal(self, client: int) -> dict[str, Tensor]:
+        return load_file(self._folder / self._files[client])
+
+    def shared(self) -> dict[str, Tensor]:
+        return load_file(self._folder / GLOBAL)
+
+
+def write_models(
+    folder: Path, setup: Setup, run: Run, outcome: Outcome, rows: list[dict[str, Any]]
+) -> None:
+    """All personalized models, the global one, and the manifest, written last."""
+    folder.mkdir()
+    digits = max(4, len(str(len(rows) - 1)))
+    files: dict[int, dict[str, str]] = {}
+    shared: dict[str, str] | None = None
+    for i, theta, is_common in _personal(run):
+        if is_common and shared is not None:
+            files[i] = shared
+            continue
+        name = NEVER_SAMPLED if is_common else f"client-{i:0{digits}}.safetensors"
+        files[i] = _write(folder / name, run, theta)
+        if is_common:
+            shared = files[i]
+    manifest = {
+        "format": FORMAT,
+        "method": outcome.method,
+        "hyperparameters": hyperparameters(run),
+        "round": run.round,
+        "seed": outcome.seed,
+        "model": setup.experiment.model.name,
+        "head": run.task.head_name,
+        "input_shape": list(setup.federation.input_shape),
+        "classes": list(setup.federation.class_names),
+        "normalisation": normalisation(setup.federation),
+        "data_fingerprint": setup.federation.fingerprint,
+        "global": _write(folder / GLOBAL, run, run.global_model()),
+        "clients": [{**row, **files[row["client"]]} for row in rows],
+    }
+    text = json.dumps(manifest, indent=2, allow_nan=False) + "\n"
+    write_atomic(folder / "manifest.json", text)
+
+
+def hyperparameters(run: Run) -> dict[str, Any]:
+    """Every field of the method; those of local training under `train`."""
+    return dataclasses.asdict(run.algorithm)
+
+
+def normalisation(federation: Federation) -> dict[str, Any]:
+    """What is done to inputs before the model sees them: (x / divide) - subtract."""
+    if federation.x.dtype == torch.uint8:
+        return {"input": "uint8", "divide": 127.5, "subtract": 1.0}
+    return {"input": "float32", "divide": 1.0, "subtract": 0.0}
+
+
+def _personal(run: Run) -> Iterator[tuple[int, Tensor, bool]]:
+    """(client, its model, whether it is the one that never-sampled clients have in common)."""
+    clients = range(run.info.clients)
+    never = next((i for i in clients if not run.touched(i)), None)
+    common = None if never is None else run.personal_model(never)
+    for i, theta in run.personal_models():
+        # A method may make each client's model from its own data even so: those differ.
+        is_common = common is not None and not run.touched(i) and torch.equal(theta, common)
+        yield i, common if is_common and common is not None else theta, is_common
+
+
+def _write(path: Path, run: Run, theta: Tensor) -> dict[str, str]:
+    tensors = {name: value.cpu().contiguous() for name, value in run.task.named(theta).items()}
+    data = save(tensors)
+    write_atomic(path, data)
+    return {"file": path.name, "sha256": sha256(data)}
+
+
+def not_kept(method: str, seed: int) -> UserError:
+    return UserError(
+        f"the models of {method}, seed {seed} were not kept; allowed with output.models = 'all'"
+    )

@@ -1,0 +1,289 @@
+"""Read run folders. What is missing or damaged is one line that names the file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pgfed import algorithms, experiment
+from pgfed.errors import UserError
+from pgfed.experiment import Experiment
+from pgfed.stats import Floats, Ints, Pairs
+
+COLUMNS = ("client", "n_train", "n_test", "best", "final", "last10")
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The clients and their data, as far as the folder tells."""
+
+    n_train: Ints
+    n_test: Ints
+    names: list[str]  # as the data calls them, otherwise their number
+    domains: list[str] | None
+    counts: Ints | None  # clients x classes
+    class_names: list[str]
+
+    def __len__(self) -> int:
+        return len(self.n_train)
+
+
+@dataclass(frozen=True)
+class History:
+    """The rounds of one method under one seed."""
+
+    rounds: list[int]
+    accuracy: list[float | None]
+    sent: list[float]  # bytes in both directions, up to and with this round
+    images: int
+    train_seconds: float
+    seconds: float
+    dropped: list[tuple[int, int, str]]  # round, client, reason
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One method under one seed, finished."""
+
+    seed: int
+    history: History
+    last10: Floats  # per client: mean of the last ten rounds
+    best: Floats  # per client: in the round whose mean was best on test data
+    final: Floats
+    alpha: Pairs | None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One run folder."""
+
+    path: Path
+    experiment: Experiment
+    text: str  # of experiment.toml
+    environment: dict[str, Any]
+    clients: Clients
+    runs: dict[str, dict[int, SeedRun]]  # method -> seed -> run
+    unfinished: list[tuple[str, int, int]]  # method, seed, rounds done
+    new_clients: dict[str, dict[str, list[float]]]  # method -> epochs, accuracy
+
+    @property
+    def fingerprint(self) -> str | None:
+        found = self.environment.get("data", {}).get("fingerprint")
+        return found if isinstance(found, str) else None
+
+    def settings(self, method: str) -> dict[str, Any]:
+        """Everything that can change what this method gives on these clients, as flat keys."""
+        e = self.experiment
+        return {
+            "rounds": e.rounds,
+            "cohort": e.cohort,
+            **{f"model.{k}": v for k, v in e.model.model_dump().items() if v is not None},
+            **e.train.model_dump(),
+            **e.method.get(method, {}),
+        }
+
+
+def load(path: Path) -> Folder:
+    """Read a run folder; runs that have not finished are named, not read."""
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder; give the folder of a run")
+    toml = path / "experiment.toml"
+    if not toml.is_file():
+        raise UserError(f"{path}: not a run folder (it holds no experiment.toml)")
+    found = experiment.load(toml)
+    runs: dict[str, dict[int, SeedRun]] = {}
+    unfinished = []
+    table: list[dict[str, str]] = []
+    for method in map(algorithms.folder, found.methods):
+        for seed in found.seeds:
+            at = path / method / f"seed-{seed}"
+            if not (at / "clients.csv").is_file():
+                unfinished.append((method, seed, len(read_history(at / "history.jsonl"))))
+                continue
+            rows = _read_clients(at / "clients.csv", len(table) or None)
+            table = table or rows
+            runs.setdefault(method, {})[seed] = _seed_run(at, seed, rows)
+    if not runs:
+        raise UserError(
+            f"{path}: no method has finished yet; `pgfed watch {path}` shows how far it is"
+        )
+    return Folder(
+        path=path,
+        experiment=found,
+        text=toml.read_text(encoding="utf-8"),
+        environment=_read_object(path / "environment.json"),
+        clients=_clients(table, _read_optional(path / "data.json"), path / "data.json"),
+        runs=runs,
+        unfinished=unfinished,
+        new_clients=_new_clients(path / "new_clients.json"),
+    )
+
+
+# -- one method, one seed ----------------------------------------------------------------------
+
+
+def _seed_run(at: Path, seed: int, rows: Sequence[Mapping[str, str]]) -> SeedRun:
+    def column(name: str) -> Floats:
+        return _column(rows, name, at / "clients.csv")
+
+    return SeedRun(
+        seed=seed,
+        history=_history(read_history(at / "history.jsonl"), at / "history.jsonl"),
+        last10=column("last10"),
+        best=column("best"),
+        final=column("final"),
+        alpha=_read_alpha(at / "alpha.npz", len(rows)),
+    )
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """The lines of history.jsonl so far; a last line that is still being written is left out."""
+    if not path.is_file():
+        return []
+    *lines, _ = _text(path).split("\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            raise UserError(f"{path}: line {number} is not JSON; the file is damaged") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{path}: line {number} is not an object; the file is damaged")
+        records.append(record)
+    return records
+
+
+def _history(records: Sequence[Mapping[str, Any]], path: Path) -> History:
+    if not records:
+        raise UserError(f"{path}: missing or empty, though the method has finished")
+    try:
+        sent = np.cumsum([float(r["bytes_down"]) + float(r["bytes_up"]) for r in records])
+        return History(
+            rounds=[int(r["round"]) for r in records],
+            accuracy=[None if (a := r["mean_accuracy"]) is None else float(a) for r in records],
+            sent=sent.tolist(),
+            images=sum(int(r["images"]) for r in records),
+            train_seconds=sum(float(r["train_seconds"]) for r in records),
+            seconds=sum(float(r["seconds"]) for r in records),
+            dropped=[
+                (int(r["round"]), int(d["client"]), str(d["reason"]))
+                for r in records
+                for d in r["dropped"]
+            ],
+        )
+    except KeyError as error:
+        raise UserError(f"{path}: a record has no {error.args[0]!r}; the file is damaged") from None
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: a record is damaged ({error})") from None
+
+
+def _read_clients(path: Path, expected: int | None) -> list[dict[str, str]]:
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""))
+    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    if missing:
+        raise UserError(f"{path}: column {missing[0]!r} is missing; the file is damaged")
+    rows = list(reader)
+    if not rows or any(None in row or None in row.values() for row in rows):
+        raise UserError(f"{path}: rows are missing or cut short; the file is damaged")
+    if expected is not None and len(rows) != expected:
+        raise UserError(f"{path}: {len(rows)} clients, but the other methods have {expected}")
+    return rows
+
+
+def _read_alpha(path: Path, clients: int) -> Pairs | None:
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            pairs = Pairs.read(dict(arrays))
+    except Exception as error:  # numpy and zipfile raise a dozen kinds on damaged bytes
+        raise UserError(f"{path}: not a matrix of alphas ({_one_line(error)})") from None
+    if pairs.clients != clients:
+        raise UserError(f"{path}: {pairs.clients} clients, but clients.csv has {clients}")
+    return pairs
+
+
+# -- the whole folder --------------------------------------------------------------------------
+
+
+def _clients(table: Sequence[Mapping[str, str]], data: dict[str, Any], path: Path) -> Clients:
+    domains = [row.get("domain") or "" for row in table]
+    counts = None
+    if data:
+        try:
+            counts = np.array([row["counts"] for row in data["clients"]], dtype=np.int64)
+            names = [str(name) for name in data["class_names"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: damaged ({_one_line(error)})") from None
+        if counts.shape != (len(table), len(names)):
+            raise UserError(
+                f"{path}: {counts.shape} samples per client and class, but there are "
+                f"{len(table)} clients and {len(names)} classes"
+            )
+    return Clients(
+        n_train=_column(table, "n_train", path).astype(np.int64),
+        n_test=_column(table, "n_test", path).astype(np.int64),
+        names=[row.get("label") or row["client"] for row in table],
+        domains=domains if any(domains) else None,
+        counts=counts,
+        class_names=names if data else [],
+    )
+
+
+def _new_clients(path: Path) -> dict[str, dict[str, list[float]]]:
+    curves = {}
+    for method, curve in _read_optional(path).items():
+        try:
+            epochs = [float(e) for e in curve["epochs"]]
+            accuracy = [float(a) for a in curve["accuracy"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: {method!r} is damaged ({_one_line(error)})") from None
+        if len(epochs) != len(accuracy):
+            raise UserError(f"{path}: {method!r} has {len(epochs)} epochs, {len(accuracy)} values")
+        curves[str(method)] = {"epochs": epochs, "accuracy": accuracy}
+    return curves
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return _read_object(path) if path.is_file() else {}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(_text(path))
+    except ValueError:
+        raise UserError(f"{path}: not JSON; the file is damaged") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a JSON object; the file is damaged")
+    return content
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text; the file is damaged") from None
+
+
+def _column(rows: Sequence[Mapping[str, str]], name: str, path: Path) -> Floats:
+    """A column of clients.csv; an accuracy may be missing, a size may not."""
+    try:
+        values = np.array([float(row[name] or "nan") for row in rows])
+    except ValueError as error:
+        raise UserError(f"{path}: column {name!r} is damaged ({error})") from None
+    if name.startswith("n_") and not (values >= 0).all():
+        raise UserError(f"{path}: column {name!r} holds no sizes; the file is damaged")
+    return values
+
+
+def _one_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,305 @@
+"""Is my algorithm right? One call checks what every engine relies on.
+
+    from pgfed.testing import check_algorithm
+    check_algorithm(MyMethod)
+
+The same checks run over every method that pgfed ships.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pgfed.core import Algorithm, Mean, Rng, State, TrainConfig, draw_cohort
+from pgfed.data.federation import Federation
+from pgfed.engine import Backend, Checkpoints, ClientStore, Process, Run, Serial
+from pgfed.files import state_from_bytes, state_to_bytes
+
+CLIENTS, COHORT, ROUNDS = 6, 3, 4
+TRAIN = TrainConfig(epochs=2, batch_size=8, lr=0.05)
+
+
+def trivial_federation(seed: int = 0) -> Federation:
+    """Three well separated classes over six clients, of which one has a single training sample
+    and one has no test data."""
+    rng = np.random.default_rng(seed)
+    centres = 3 * np.eye(3, 8)
+    sizes = [30, 24, 20, 26, 1, 18]
+    x, y, client, test = [], [], [], []
+    for i, n in enumerate(sizes):
+        held_out = 0 if i == 3 else 9
+        labels = rng.integers(0, 3, size=n + held_out)
+        x.append(centres[labels] + 0.3 * rng.normal(size=(n + held_out, 8)))
+        y.append(labels)
+        client += [i] * (n + held_out)
+        test += [False] * n + [True] * held_out
+    return Federation.from_arrays(
+        np.concatenate(x).astype(np.float32),
+        np.concatenate(y),
+        client=np.array(client),
+        split=np.array(test),
+        name="trivial",
+    )
+
+
+def small_model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(input_shape[0], 32), nn.ReLU(), nn.Linear(32, classes))
+
+
+def batch_norm_model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(input_shape[0], 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, classes)
+    )
+
+
+def make(cls: type[Algorithm], fields: dict[str, Any]) -> Algorithm:
+    return cls(**{"train": TRAIN, **fields})
+
+
+@contextmanager
+def started(
+    algorithm: Algorithm,
+    backend: Backend | None = None,
+    *,
+    rounds: int = ROUNDS,
+    store: ClientStore | None = None,
+    **options: Any,
+) -> Iterator[Run]:
+    backend = backend or Serial(trivial_federation(), small_model)
+    with backend:
+        yield Run(
+            algorithm,
+            backend.federation,
+            backend,
+            seed=3,
+            rounds=rounds,
+            cohort=COHORT,
+            store=store,
+            **options,
+        )
+
+
+def outcome(run: Run) -> dict[str, Any]:
+    """Everything that must be equal for two runs to be called equal."""
+    while not run.finished:
+        run.step()
+    out: dict[str, Any] = {f"server {k}": v for k, v in run.server.items()}
+    for i in range(run.info.clients):
+        out |= {f"client {i} {k}": v for k, v in run.state(i).items()}
+    out |= {f"model {i}": w for i, w in run.personal_models()}
+    out["global model"] = run.global_model()
+    for record in run.history:
+        timeless = {k: v for k, v in record.items() if not k.endswith("seconds")}
+        out[f"round {record['round']}"] = timeless
+    return out
+
+
+def check_equal(one: dict[str, Any], two: dict[str, Any], what: str) -> None:
+    """Bit for bit."""
+    assert one.keys() == two.keys(), f"{what}: {sorted(one.keys() ^ two.keys())}"
+    for key, value in one.items():
+        other = two[key]
+        same = torch.equal(value, other) if isinstance(value, Tensor) else value == other
+        assert same, f"{what}: {key} differs: {value} and {other}"
+
+
+def flat_and_copied(values: State, what: str) -> State:
+    """Check that ``values`` is a flat dictionary, and copy it."""
+    assert isinstance(values, dict), f"{what} must be a dict, not {type(values).__name__}"
+    for key, value in values.items():
+        assert isinstance(key, str), f"{what}: key {key!r} must be a string"
+        flat = isinstance(value, Tensor) or type(value) in (int, float)
+        assert flat, f"{what}[{key!r}] must be a tensor, int or float, not {type(value).__name__}"
+    return {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
+
+
+# -- the checks ----------------------------------------------------------------------------------
+
+
+def check_inputs_unchanged(cls: type[Algorithm], **fields: Any) -> None:
+    """No method changes what it is given; all that travels or stays is flat."""
+    algorithm = make(cls, fields)
+    with started(algorithm) as run:
+        task, data, side = run.task, run.federation, run._side
+        server = run.server
+        kept: list[tuple[str, State, State]] = []
+
+        def watch(what: str, values: State) -> State:
+            kept.append((what, values, flat_and_copied(values, what)))
+            return values
+
+        w0 = {"w0": side.w0}
+        watch("w0", w0)
+        states: dict[int, State] = {}
+        for t in range(1, 4):
+            watch("server state", server)
+            cohort = draw_cohort(3, t, CLIENTS, COHORT)
+            messages = algorithm.messages(server, cohort)
+            assert sorted(messages) == cohort, "messages: one for each client of the cohort"
+            updates = {}
+            for i in cohort:
+                state = states.get(i) or algorithm.init_client(side.w0, side.client(i))
+                watch("client state", state)
+                watch("message", messages[i])
+                new, update = algorithm.local_update(
+                    task, state, messages[i], data.train(i), Rng(3, i, t)
+                )
+                states[i] = new
+                updates[i] = watch("update", update)
+            server = algorithm.aggregate(server, updates, Mean())
+            public = watch("public", algorithm.public(server))
+            for i, state in states.items():
+                watch("client state", state)
+                model = algorithm.personal_model(task, state, public, data.train(i), Rng(3, i, t))
+                assert model.shape == (task.layout.n,), "personal_model: one flat vector"
+        shares = {
+            i: watch("share", algorithm.share(states.get(i) or run.state(i), side.client(i)))
+            for i in range(CLIENTS)
+        }
+        watch("server state", server)
+        model = algorithm.global_model(task, server, shares)
+        assert model.shape == (task.layout.n,), "global_model: one flat vector"
+        for what, values, before in kept:
+            check_equal(before, values, f"{what} was changed in place")
+
+
+def check_updates_declared(cls: type[Algorithm], **fields: Any) -> None:
+    """What leaves a client is what `leaves` declares: every reply passes the server's check."""
+    with started(make(cls, fields)) as run:
+        while not run.finished:
+            assert run.step()["dropped"] == [], run.history
+
+
+def check_states_travel(cls: type[Algorithm], **fields: Any) -> None:
+    """States, messages and updates survive a file without pickle."""
+    with started(make(cls, fields)) as run:
+        while not run.finished:
+            run.step()
+        messages = run.algorithm.messages(run.server, [0, 1])
+        for values in [run.server, messages[0], *(run.state(i) for i in range(CLIENTS))]:
+            check_equal(values, state_from_bytes(state_to_bytes(values)), "after a file")
+
+
+def check_deterministic(cls: type[Algorithm], **fields: Any) -> None:
+    """The same seed gives the same bits."""
+    with started(make(cls, fields)) as one, started(make(cls, fields)) as two:
+        check_equal(outcome(one), outcome(two), "run twice")
+
+
+def check_serial_is_process(cls: type[Algorithm], **fields: Any) -> None:
+    """Worker processes give the bits of one process."""
+    with started(make(cls, fields)) as run:
+        expected = outcome(run)
+    pool = Process(trivial_federation(), small_model, workers=2)
+    with started(make(cls, fields), pool) as run:
+        check_equal(expected, outcome(run), "serial and process")
+
+
+def check_resumes(cls: type[Algorithm], **fields: Any) -> None:
+    """Interrupted = uninterrupted, from a checkpoint on disk."""
+    with started(make(cls, fields)) as run:
+        expected = outcome(run)
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Checkpoints(Path(folder))
+        with started(make(cls, fields), store=ClientStore(saved.clients)) as run:
+            for _ in range(2):
+                run.step()
+                saved.save(run)
+            saved.wait()
+            history = run.history
+        with started(make(cls, fields), store=ClientStore(saved.clients)) as run:
+            assert saved.restore(run)
+            run.history = history
+            check_equal(expected, outcome(run), "resumed")
+
+
+def check_missing_replies(cls: type[Algorithm], **fields: Any) -> None:
+    """Lost replies are normal: some in one round, all of them in another."""
+    lost = {2: {0, 1, 4}, 3: set(range(CLIENTS))}
+    options: dict[str, Any] = {"lose": lambda t, i: i in lost.get(t, ()), "rounds": 6}
+    with started(make(cls, fields), **options) as run:
+        before: State = {}
+        while not run.finished:
+            if run.round == 2:
+                before = {f"{i} {k}": v for i in range(CLIENTS) for k, v in run.state(i).items()}
+            run.step()
+            if run.round == 3:
+                after = {f"{i} {k}": v for i in range(CLIENTS) for k, v in run.state(i).items()}
+                check_equal(before, after, "a lost reply must leave the client's state")
+        assert np.isfinite(np.delete(run.accuracy, 3)).all()
+        assert torch.isfinite(run.global_model()).all()
+
+
+def check_never_sampled(cls: type[Algorithm], **fields: Any) -> None:
+    """A client that was never drawn has a personalized model and a score."""
+    with started(make(cls, fields), rounds=1) as run:
+        run.step()
+        idle = [i for i in range(CLIENTS) if not run.touched(i)]
+        assert idle
+        for i, model in run.personal_models(idle):
+            assert torch.isfinite(model).all()
+            assert np.isfinite(run.accuracy[i]) or i == 3
+
+
+def check_single_sample(cls: type[Algorithm], **fields: Any) -> None:
+    """A client with one training sample takes part like any other."""
+    with started(make(cls, fields), rounds=8) as run:
+        while not run.finished:
+            assert run.step()["dropped"] == []
+        assert run.touched(4), "the client with one sample was not drawn"
+        assert torch.isfinite(run.personal_model(4)).all()
+
+
+def check_scoring_is_free(cls: type[Algorithm], **fields: Any) -> None:
+    """Scoring has no side effect on training."""
+    with started(make(cls, fields), rounds=13) as run:
+        scored = outcome(run)
+    with started(make(cls, fields), rounds=13, evaluate_every=7) as run:
+        rare = outcome(run)
+    for out in (scored, rare):
+        for key in [k for k in out if k.startswith("round ")]:
+            del out[key]
+    check_equal(scored, rare, "scored each round or seldom")
+
+
+def check_batch_norm(cls: type[Algorithm], **fields: Any) -> None:
+    """Buffers travel as the third slice: training with batch norm stays finite, and repeatable."""
+    results = []
+    for _ in range(2):
+        backend = Serial(trivial_federation(), batch_norm_model)
+        with started(make(cls, fields), backend) as run:
+            results.append(outcome(run))
+            assert all(not record["dropped"] for record in run.history)
+    check_equal(results[0], results[1], "batch norm")
+
+
+def check_learns(cls: type[Algorithm], **fields: Any) -> None:
+    """A trivial task is learned by every client."""
+    longer = {"train": replace(TRAIN, epochs=5), **fields}
+    with started(make(cls, longer), rounds=12) as run:
+        while not run.finished:
+            run.step()
+        reached = float(np.nanmean(run.accuracy))
+        assert reached > 0.8, f"mean accuracy {reached:.2f} on a trivial task"
+
+
+CHECKS: dict[str, Callable[..., None]] = {
+    name.removeprefix("check_"): check
+    for name, check in list(globals().items())
+    if name.startswith("check_") and name != "check_equal"
+}
+
+
+def check_algorithm(cls: type[Algorithm], **fields: Any) -> None:
+    """Run all checks on a method; ``fields`` are its hyper-parameters. Raises AssertionError."""
+    for check in CHECKS.values():
+        check(cls, **fields)
