@@ -215,4 +215,5 @@ def main(rounds: int = 20) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # for a model this small, more only stand in each other's way
     main()

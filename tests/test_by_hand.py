@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import sys
+from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,14 @@ from pgfed.engine import Run, Serial
 
 FILE = Path(__file__).parents[1] / "examples" / "pgfed_by_hand.py"
 N, M, ROUNDS, SEED = 10, 4, 5, 3
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

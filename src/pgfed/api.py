@@ -30,7 +30,7 @@ from pgfed.schema import dotted
 # Options of `run` whose name is not simply the last part of their key.
 RENAMED = {"model.name": "model", "data.seed": "data_seed", "output.models": "models"}
 OPTIONS = {RENAMED.get(key, key.rpartition(".")[2]): key for key in dotted(Experiment)}
-del OPTIONS["dataset"]  # it is the first argument
+del OPTIONS["dataset"], OPTIONS["sweep"]  # the first argument; for `pgfed sweep` only
 
 
 def run(
@@ -79,15 +79,10 @@ def run_setup(setup: Setup, folder: Path | None, progress: Progress) -> Result:
     """Run everything; with a folder the models are read back from it, without they are kept."""
     watchers: list[Watcher] = [progress]
     if folder is None:
-        kept: dict[tuple[str, int], Models] = {}
-
-        def keep(run: Run, outcome: Outcome) -> None:
-            if setup.keeps_models(outcome.seed):
-                kept[outcome.method, outcome.seed] = ModelsInMemory(run)
-
-        return Result(setup, execute(setup, watchers, keep), kept)
+        kept = _KeptInMemory(setup)
+        return Result(setup, execute(setup, watchers, kept), kept.models)
     with RunFolder(folder, setup) as written:
-        outcomes = execute(setup, [written, *watchers], written.keep)
+        outcomes = execute(setup, [written, *watchers], written)
         written.finish(outcomes)
     return Result(
         setup,
@@ -100,6 +95,22 @@ def run_setup(setup: Setup, folder: Path | None, progress: Progress) -> Result:
             if setup.keeps_models(outcome.seed)
         },
     )
+
+
+class _KeptInMemory:
+    """The models of each run: those of the best round where asked for, else of the last."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.models: dict[tuple[str, int], Models] = {}
+        self._setup = setup
+
+    def best(self, method: str, run: Run) -> None:
+        if self._setup.keeps_models(run.seed):
+            self.models[method, run.seed] = ModelsInMemory(run)
+
+    def keep(self, run: Run, outcome: Outcome) -> None:
+        if (outcome.method, outcome.seed) not in self.models:
+            self.best(outcome.method, run)
 
 
 class Result:

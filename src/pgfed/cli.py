@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn, Optional
+from typing import Annotated, NoReturn
 
 import click
 import typer
@@ -18,6 +18,7 @@ app = typer.Typer(
     name="pgfed",
     help="Personalized federated learning: one model per client, and what each client gained.",
     add_completion=False,
+    suggest_commands=False,  # click does
     pretty_exceptions_enable=False,
 )
 data_app = typer.Typer(help="Fetch data sets, and look at how they are divided among clients.")
@@ -26,17 +27,15 @@ app.add_typer(data_app, name="data")
 debug = False  # --debug: show tracebacks
 
 ExperimentFile = Annotated[
-    Optional[Path],  # noqa: UP045 - typer reads it
-    typer.Argument(
-        metavar="[EXPERIMENT.toml]", help="The experiment; without it, the built-in one (digits)."
-    ),
+    Path | None,
+    typer.Argument(metavar="EXPERIMENT", help="A TOML file; without it, the built-in experiment."),
 ]
 Settings = Annotated[
-    Optional[list[str]],  # noqa: UP045
+    list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. method.pgfed.mu=0.05."),
 ]
 DataRoot = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option(metavar="PATH", help="Where data sets lie; else $PGFED_DATA, else ./data."),
 ]
 
@@ -99,13 +98,13 @@ def _root(
 def run(
     experiment: ExperimentFile = None,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(metavar="DIR", help="The run folder; by default runs/NAME."),
     ] = None,
     settings: Settings = None,
     data_root: DataRoot = None,
     device: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="Where to compute: cpu, cuda, ... (engine.device)."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
@@ -114,7 +113,7 @@ def run(
         bool, typer.Option("--dry-run", help="Say what would run and what it would take.")
     ] = False,
 ) -> None:
-    """Run all methods and seeds of an experiment, and write the run folder."""
+    """Run all methods and seeds of an experiment file (or the built-in one) into a run folder."""
     from pgfed import experiment as experiments
 
     overrides = [*(settings or []), *([f"engine.device={device}"] if device is not None else [])]
@@ -151,7 +150,7 @@ def run(
 @app.command()
 def methods(
     show: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(metavar="NAME", help="One method: settings, and what leaves a client."),
     ] = None,
 ) -> None:
@@ -196,7 +195,7 @@ def data_show(
     settings: Settings = None,
     data_root: DataRoot = None,
     figure: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(metavar="PATH", help="Also draw classes by client (.png, .svg or .pdf)."),
     ] = None,
 ) -> None:

@@ -222,9 +222,9 @@ class Mean:
         return total
 
     def each(self, updates: Mapping[int, Update], key: str) -> tuple[list[int], Tensor]:
-        """The ids that count, and their vectors ``key`` as the rows of one matrix."""
+        """The ids that count, and their vectors (or numbers) ``key`` as the rows of one tensor."""
         ids = sorted(updates)
-        return ids, torch.stack([updates[i][key] for i in ids])
+        return ids, torch.stack([torch.as_tensor(updates[i][key]) for i in ids])
 
     @staticmethod
     def weights(updates: Mapping[int, Update], uniform: bool = False) -> dict[int, float]:
@@ -247,6 +247,9 @@ class Algorithm:
     name: ClassVar[str]
     summary: ClassVar[str]  # one line for `pgfed methods`
     leaves: ClassVar[dict[str, Kind]]  # what each key of an Update is
+    shares: ClassVar[dict[str, Kind]] = {}  # the same for what `share` gives after the last round
+    # True where the method has one result, at the end, and not a best over rounds.
+    scored_last: ClassVar[bool] = False
     # False where the authors' code trains without momentum (momentum_policy = "official").
     official_momentum: ClassVar[bool] = True
 

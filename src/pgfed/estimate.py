@@ -81,6 +81,7 @@ def _method(setup: Setup, backend: Serial, name: str, method: Algorithm) -> Esti
         return float(seeds * m / k * (first[direction] + (rounds - 1) * last[direction]))
 
     states = sum(_size(run.state(i)) for i in range(k)) / k * n + _size(run.server) * m / k
+    run.store.close()
     kept = sum(setup.keeps_models(seed) for seed in experiment.seeds)
     model = 4 * setup.layout.n
     return Estimate(

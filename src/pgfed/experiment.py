@@ -11,9 +11,9 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from pgfed import algorithms
 from pgfed.errors import UserError, unknown
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MAX_FILE = 1_000_000  # bytes; a file beyond this is not an experiment
 DEFAULT_CLIENTS = 20
 IN_MEMORY = "memory"  # data.dataset of a run on arrays that were passed from Python
+BASE = "base"  # the key of a [method.NAME] that makes NAME a variant of another method
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
@@ -44,8 +45,14 @@ class Data(Table):
     test_share: float = Field(0.25, ge=0, lt=1)  # overridden by a split in the data
     validation_share: float = Field(0.0, ge=0, lt=1)  # of each client's training data
     min_samples: int = Field(40, ge=0, le=10**9)  # redraw until each client has that many
+    # Share of the clients, the last ones, that take no part: they join after the training.
+    new_clients: float = Field(0.0, ge=0, lt=1)
     seed: Seed = 1  # of the partition and of the split
     image_size: Annotated[int, Field(ge=1, le=4096)] | None = None  # for folders of images
+
+    def first_new(self, clients: int) -> int:
+        """The id of the first of the new clients; all that follow are new, too."""
+        return clients - (max(1, int(self.new_clients * clients + 1e-9)) if self.new_clients else 0)
 
 
 class Model(Table):
@@ -78,6 +85,8 @@ class Output(Table):
     """What the run folder keeps."""
 
     models: Literal["all", "last", "none"] = "all"  # of every seed, of the last one, or none
+    # Of which round: the last one, or the one with the best mean accuracy on validation data.
+    keep: Literal["last", "best"] = "last"
 
 
 class Experiment(Table):
@@ -97,15 +106,12 @@ class Experiment(Table):
     method: dict[str, dict[str, Any]] = {}
     engine: Engine = Engine()
     output: Output = Output()
+    sweep: dict[str, Any] = Field({}, exclude=True)  # grids, which only `pgfed sweep` reads
 
     @field_validator("name")
     @classmethod
     def _names_a_folder(cls, name: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-            raise UserError(
-                f"name: found {shown(name)}; allowed: letters, digits, '.', '_' and '-' "
-                "(it names a folder)"
-            )
+        _check_folder("name", name)
         return name
 
     @field_validator("seeds")
@@ -115,17 +121,27 @@ class Experiment(Table):
             raise UserError(f"seeds: found {shown(seeds)}; allowed: each seed once")
         return seeds
 
-    @field_validator("methods")
-    @classmethod
-    def _methods_exist(cls, methods: list[str]) -> list[str]:
-        for name in methods:
-            if ":" not in name and name not in algorithms.METHODS:
-                raise unknown("methods", name, [*algorithms.METHODS, "package.module:Class"])
-        folders = [algorithms.folder(name) for name in methods]
+    @model_validator(mode="after")
+    def _methods_exist(self) -> Self:
+        own = {algorithms.folder(name) for name in self.methods if ":" in name}
+        for name, table in self.method.items():
+            if BASE in table:
+                _check_variant(name, table[BASE], {*algorithms.METHODS, *own})
+        for name in self.methods:
+            if ":" not in self.base(name) and self.base(name) not in algorithms.METHODS:
+                variants = [v for v, table in self.method.items() if BASE in table]
+                known = [*algorithms.METHODS, *variants, "package.module:Class"]
+                raise unknown("methods", name, known)
+        folders = [algorithms.folder(name) for name in self.methods]
         for folder in folders:
             if folders.count(folder) > 1:
                 raise UserError(f"methods: found {folder!r} twice; allowed: each method once")
-        return methods
+        return self
+
+    def base(self, name: str) -> str:
+        """The method that ``name`` is a variant of; for any other method itself."""
+        base: str = self.method.get(name, {}).get(BASE, name)
+        return base
 
     def cohort_size(self, clients: int) -> int:
         """M, the number of clients drawn per round."""
@@ -142,11 +158,16 @@ def data_root(given: str | Path | None) -> Path:
     return Path(given or os.environ.get("PGFED_DATA") or "data").expanduser()
 
 
-def load(path: Path | None, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment file, or take the built-in experiment, and apply `--set key=value`."""
+def load(path: Path | None, overrides: Sequence[str] = (), *, smoke: bool = False) -> Experiment:
+    """Read an experiment file, or take the built-in experiment, and apply `--set key=value`.
+
+    ``smoke`` makes it small before that: the same methods and settings in about ten seconds.
+    """
     content: dict[str, Any] = {} if path is None else _read(path)
     if path is not None and "name" not in content:
         content["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "experiment"
+    if smoke:
+        content = _small(from_dict(content))
     for override in overrides:
         _apply(content, override)
     return from_dict(content)
@@ -156,8 +177,8 @@ def from_dict(content: Mapping[str, Any]) -> Experiment:
     """Check everything that can be checked without the data and without loading a method."""
     experiment = check(Experiment, content)
     known = {*algorithms.METHODS, *map(algorithms.folder, experiment.methods)}
-    for name in experiment.method:
-        if name not in known:
+    for name, table in experiment.method.items():
+        if name not in known and BASE not in table:
             raise unknown("method", name, known)
     return experiment
 
@@ -171,12 +192,54 @@ def make_methods(experiment: Experiment) -> tuple[dict[str, Algorithm], Experime
     run = {algorithms.folder(name): name for name in experiment.methods}
     # A table of a method that is not run is checked too: a misspelt key in it is still a mistake.
     for folder in [*run, *(name for name in experiment.method if name not in run)]:
-        cls = algorithms.get(run.get(folder, folder))
+        base = experiment.base(run.get(folder, folder))
         table = experiment.method.get(folder, {})
-        method, complete = make(cls, table, experiment.train, f"method.{folder}")
+        own = {}
+        if BASE in table:  # a variant differs from its base in what its table says, and only there
+            own = {BASE: base}
+            table = {**experiment.method.get(algorithms.folder(base), {}), **table}
+            del table[BASE]
+        method, complete = make(algorithms.get(base), table, experiment.train, f"method.{folder}")
         if folder in run:
-            made[folder], tables[folder] = method, complete
+            made[folder], tables[folder] = method, {**own, **complete}
     return made, experiment.model_copy(update={"method": tables})
+
+
+def _check_variant(name: str, base: object, methods: set[str]) -> None:
+    at = f"method.{name}.{BASE}"
+    if name in methods:
+        raise UserError(f"{at}: {name!r} is a method; give its variant a name of its own")
+    _check_folder("method", name)
+    if not isinstance(base, str) or (":" not in base and base not in algorithms.METHODS):
+        raise unknown(at, str(base), [*algorithms.METHODS, "package.module:Class"])
+
+
+def _check_folder(key: str, name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise UserError(
+            f"{key}: found {shown(name)}; allowed: letters, digits, '.', '_' and '-' "
+            "(it names a folder)"
+        )
+
+
+def _small(experiment: Experiment) -> dict[str, Any]:
+    """The experiment on built-in data, with few clients and rounds: everything still happens."""
+    content = {**experiment.document(), "sweep": experiment.sweep}
+    domains = experiment.data.partition == "domain"
+    content["name"] = f"{experiment.name[:90]}-smoke"
+    content["rounds"] = min(experiment.rounds, 5)
+    content["seeds"] = experiment.seeds[:2]
+    content["data"] |= {
+        "dataset": "digits-styles" if domains else "digits",
+        "clients": 8 if domains else 10,
+        "min_samples": 20,
+    }
+    if experiment.data.partition == "given":
+        content["data"]["partition"] = "dirichlet"
+    content["data"].pop("image_size", None)
+    if experiment.model.name == "cnn":  # the images are too small for it
+        del content["model"]["name"]
+    return content
 
 
 def _read(path: Path) -> dict[str, Any]:

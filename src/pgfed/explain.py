@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pgfed.experiment import Train
 from pgfed.parameters import Parameter, parameters
 
 if TYPE_CHECKING:
@@ -32,10 +34,12 @@ SEES = {
 
 
 def settings(cls: type[Algorithm]) -> tuple[list[Parameter], list[Parameter]]:
-    """The method's own fields, and those of local training."""
+    """The method's own fields, and those of local training with the bounds of [train]."""
     from pgfed.core import TrainConfig
 
-    return parameters(cls), parameters(TrainConfig)
+    bounds = Train.model_fields
+    shared = [replace(p, type=Annotated[p.type, bounds[p.name]]) for p in parameters(TrainConfig)]
+    return parameters(cls), shared
 
 
 def leaving(cls: type[Algorithm]) -> list[str]:
@@ -43,9 +47,15 @@ def leaving(cls: type[Algorithm]) -> list[str]:
     return [f"{key}: {LEAVES[kind]}" for key, kind in cls.leaves.items()]
 
 
+def leaving_once(cls: type[Algorithm]) -> list[str]:
+    """What leaves each client after the last round, where the global model needs it."""
+    return [f"{key}: {LEAVES[kind]}" for key, kind in cls.shares.items()]
+
+
 def seen(cls: type[Algorithm]) -> list[str]:
     """What the server can see."""
-    return [SEES[kind] for kind in dict.fromkeys(cls.leaves.values())]
+    kinds = [*cls.leaves.values(), *cls.shares.values()]
+    return [SEES[kind] for kind in dict.fromkeys(kinds)]
 
 
 def default(parameter: Parameter) -> str:

@@ -20,7 +20,7 @@ from pgfed.data.federation import Federation
 from pgfed.engine import Run
 from pgfed.errors import UserError
 from pgfed.files import sha256, write_atomic
-from pgfed.runner import Outcome, Setup
+from pgfed.runner import Setup, number
 
 FORMAT = 1  # of manifest.json
 GLOBAL = "global.safetensors"
@@ -67,9 +67,12 @@ class ModelsInFolder:
 
 
 def write_models(
-    folder: Path, setup: Setup, run: Run, outcome: Outcome, rows: list[dict[str, Any]]
+    folder: Path, setup: Setup, run: Run, method: str, rows: list[dict[str, Any]]
 ) -> None:
-    """All personalized models, the global one, and the manifest, written last."""
+    """All personalized models, the global one, and the manifest, written last.
+
+    ``rows`` tell of the clients, as in clients.csv; each gets its model's file and scores.
+    """
     folder.mkdir()
     digits = max(4, len(str(len(rows) - 1)))
     files: dict[int, dict[str, str]] = {}
@@ -84,21 +87,40 @@ def write_models(
             shared = files[i]
     manifest = {
         "format": FORMAT,
-        "method": outcome.method,
+        "method": method,
         "hyperparameters": hyperparameters(run),
         "round": run.round,
-        "seed": outcome.seed,
+        "seed": run.seed,
+        "kept": setup.experiment.output.keep,
         "model": setup.experiment.model.name,
         "head": run.task.head_name,
         "input_shape": list(setup.federation.input_shape),
         "classes": list(setup.federation.class_names),
         "normalisation": normalisation(setup.federation),
+        "image_size": setup.experiment.data.image_size,
         "data_fingerprint": setup.federation.fingerprint,
         "global": _write(folder / GLOBAL, run, run.global_model()),
-        "clients": [{**row, **files[row["client"]]} for row in rows],
+        "clients": [{**row, **files[row["client"]], **_scores(run, row["client"])} for row in rows],
     }
+    _write_manifest(folder, manifest)
+
+
+def complete_models(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Add to a manifest what was not known of the clients when the models were written."""
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    known = {entry["client"]: entry for entry in manifest["clients"]}
+    manifest["clients"] = [{**row, **known[row["client"]]} for row in rows]
+    _write_manifest(folder, manifest)
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     text = json.dumps(manifest, indent=2, allow_nan=False) + "\n"
     write_atomic(folder / "manifest.json", text)
+
+
+def _scores(run: Run, client: int) -> dict[str, float | None]:
+    """Of the model as it is now, on the client's own test data."""
+    return {"accuracy": number(run.accuracy[client]), "loss": number(run.loss[client])}
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,7 +23,7 @@ from pgfed.engine import Run
 from pgfed.environment import environment
 from pgfed.errors import UserError
 from pgfed.files import write_atomic
-from pgfed.modelfiles import write_models
+from pgfed.modelfiles import complete_models, write_models
 from pgfed.runner import Outcome, Setup
 
 HEADER = "# Complete: `pgfed run` with this file repeats the run.\n\n"
@@ -90,6 +91,22 @@ class RunFolder:
         with _writing(self.path):
             self._open.close()
 
+    def best(self, method: str, run: Run) -> None:
+        """The models of the best round so far; those of the one before it go."""
+        if not self._setup.keeps_models(run.seed):
+            return
+        folder = self.seed_folder(method, run.seed)
+        new = folder / f"models-round-{run.round:06}"
+        with _writing(folder):
+            if new.exists():  # a run that was cut short after this round, and goes on
+                shutil.rmtree(new)
+            write_models(
+                new, self._setup, run, method, [{"client": i} for i in range(run.info.clients)]
+            )
+            for old in folder.glob("models-round-*"):
+                if old != new:
+                    shutil.rmtree(old)
+
     def keep(self, run: Run, outcome: Outcome) -> None:
         """What is written once, after a run's last round."""
         folder = self.seed_folder(outcome.method, outcome.seed)
@@ -101,7 +118,12 @@ class RunFolder:
                 np.savez_compressed(arrays, **outcome.alpha)
                 write_atomic(folder / "alpha.npz", arrays.getvalue())
             if self._setup.keeps_models(outcome.seed):
-                write_models(folder / "models", self._setup, run, outcome, rows)
+                best = max(folder.glob("models-round-*/manifest.json"), default=None)
+                if best is None:
+                    write_models(folder / "models", self._setup, run, outcome.method, rows)
+                else:
+                    complete_models(best.parent, rows)
+                    best.parent.rename(folder / "models")
 
     def finish(self, outcomes: list[Outcome]) -> None:
         with _writing(self.path):

@@ -104,7 +104,7 @@ def export(server: Mapping[str, Any]) -> dict[str, Any]:
         alpha.flat[keys] = values
         meetings = np.zeros((n, n), dtype=np.int64)
         meetings.flat[keys] = counts
-        return {"alpha": alpha, "start": start, "meetings": meetings}
+        return {"alpha": alpha, "start": start, "meetings": meetings, **_last_gradients(server)}
     rows, columns = np.divmod(keys, n)
     pointers = np.searchsorted(rows, np.arange(n + 1))
     return {
@@ -114,4 +114,17 @@ def export(server: Mapping[str, Any]) -> dict[str, Any]:
         "shape": np.array([n, n]),
         "start": start,
         "meetings": counts,
+        **_last_gradients(server),
     }
+
+
+def _last_gradients(server: Mapping[str, Any]) -> dict[str, Any]:
+    """Whose gradients the server holds after the last round, and their inner products.
+
+    With a row of A they tell how much each gradient adds to a client's auxiliary gradient.
+    """
+    if "gradients" not in server or not 0 < len(server["ids"]) <= DENSE:
+        return {}
+    gradients = server["gradients"]
+    products = gradients @ gradients.T
+    return {"last_ids": server["ids"].cpu().numpy(), "last_products": products.cpu().numpy()}

@@ -63,13 +63,13 @@ def make(
     trained = check(type(train), {**train.model_dump(), **changed}, at).model_dump()
     try:
         method = cls(train=TrainConfig(**trained), **values)
-    except (UserError, ValueError) as error:
+    except ValueError as error:  # a user's own method need not know of UserError
         raise UserError(f"{at}: {error}") from None
     return method, {**values, **changed}
 
 
 def _comments(cls: type[Any]) -> dict[str, str]:
-    """field -> the comment on its line (or lines), from the source of the class and its bases."""
+    """field -> the comment beside it, else the one above it, in the source of the class."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):
@@ -83,12 +83,22 @@ def _comments(cls: type[Any]) -> dict[str, str]:
             for token in tokenize.generate_tokens(io.StringIO(source).readline)
             if token.type == tokenize.COMMENT
         }
+        alone = {
+            number
+            for number, line in enumerate(source.splitlines(), start=1)
+            if line.lstrip().startswith("#")
+        }
         body = ast.parse(source).body[0]
         assert isinstance(body, ast.ClassDef)
         for node in body.body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
                 texts = [by_line[line] for line in lines if line in by_line]
+                if not texts:
+                    start = node.lineno
+                    while start - 1 in alone:
+                        start -= 1
+                    texts = [by_line[line] for line in range(start, node.lineno)]
                 if texts:
                     found[node.target.id] = " ".join(texts)
     return found

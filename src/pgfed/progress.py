@@ -110,7 +110,7 @@ class LiveProgress(Progress):
 
         self._bar = Bar(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=8),  # all of it fits into 80 columns
             TextColumn("{task.fields[facts]}"),
             console=Console(file=stream),
             auto_refresh=False,
@@ -119,7 +119,7 @@ class LiveProgress(Progress):
         self._task = self._bar.add_task("starting", total=self.total, facts="")
 
     def show(self, round: int) -> None:
-        head = f"[bold]{self.method}[/] seed {self.seed} round {round}/{self.rounds}"
+        head = f"[bold]{self.method}[/] seed {self.seed} {round}/{self.rounds}"
         facts = " · ".join(self.facts())
         self._bar.update(self._task, completed=self.done, description=head, facts=facts)
         self._bar.refresh()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from pgfed.engine import Backend, Process, Run, Serial
 from pgfed.errors import UserError
 from pgfed.experiment import DEFAULT_CLIENTS, IN_MEMORY, Data, Experiment, make_methods
 from pgfed.models import Factory, default_model, make_task
+from pgfed.stats import mean_std
 from pgfed.task import Layout
 
 LAST = 10  # rounds whose mean accuracy leads every table
@@ -70,6 +71,11 @@ def prepare(
     data = experiment.data
     if federation is None:
         federation, data = load_federation(data, data_root)
+    if experiment.output.keep == "best" and not federation.n_validation.any():
+        raise UserError(
+            "output.keep: found 'best', which is chosen on validation data, and there is none; "
+            "set data.validation_share above 0, or keep = 'last'"
+        )
     name = experiment.model.name or default_model(federation.input_shape)
     task = make_task(
         model or name,
@@ -116,7 +122,13 @@ def divide(dataset: Dataset, data: Data) -> tuple[Federation, Data]:
             f"data.clients: found {data.clients}, but {dataset.name} names {clients} clients; "
             f"allowed with partition 'given': {clients}, or leave it out"
         )
-    return federation, data.model_copy(update={"clients": clients, "partition": kind})
+    taking_part = data.first_new(clients)
+    if not taking_part:
+        raise UserError(
+            f"data.new_clients: {data.new_clients} of {clients} clients leaves none to train"
+        )
+    resolved = data.model_copy(update={"clients": clients, "partition": kind})
+    return federation.between(0, taking_part) if data.new_clients else federation, resolved
 
 
 def _absolute(dataset: str, root: Path) -> str:
@@ -166,8 +178,8 @@ class Outcome:
     best: Floats  # per client, in the round whose mean was best on test data
     final: Floats  # per client, after the last round
     last10: Floats  # per client, mean of the last ten rounds
+    best_accuracy: float | None  # mean over the clients
     best_round: int | None
-    touched: NDArray[np.bool_]  # has the client ever taken part
     alpha: dict[str, Any] | None
     gain: Floats | None = None  # per client: last10 over Local's under the same seed
 
@@ -175,24 +187,22 @@ class Outcome:
     def summary(self) -> dict[str, Any]:
         """One object of summary.json."""
         rounds, scored = self.history, self._scored()
-        best = max((r["mean_accuracy"] for r in scored), default=None)
         last = [r["mean_accuracy"] for r in scored if r["round"] > len(rounds) - LAST]
         reached = (r["round"] for r in scored if r["mean_accuracy"] >= 0.7)
         train_seconds = sum(r["train_seconds"] for r in rounds)
-        gains = None if self.gain is None else self.gain[~np.isnan(self.gain)]
-        known = gains if gains is not None and len(gains) else None
+        gain_mean, gain_std = mean_std(np.array([]) if self.gain is None else self.gain)
         return {
             "method": self.method,
             "seed": self.seed,
             "rounds": len(rounds),
-            "best_accuracy": best,
+            "best_accuracy": self.best_accuracy,
             "best_round": self.best_round,
             "final_accuracy": scored[-1]["mean_accuracy"] if scored else None,
             "last10_accuracy": float(np.mean(last)) if last else None,
             "rounds_to_70": next(reached, None),
-            "gain_mean": None if known is None else float(known.mean()),
-            "gain_std": None if known is None else float(known.std()),
-            "clients_harmed": None if known is None else int((known < 0).sum()),
+            "gain_mean": number(gain_mean),
+            "gain_std": number(gain_std),
+            "clients_harmed": None if self.gain is None else int((self.gain < 0).sum()),
             "bytes_down": sum(r["bytes_down"] for r in rounds),
             "bytes_up": sum(r["bytes_up"] for r in rounds),
             "images_per_second": sum(r["images"] for r in rounds) / train_seconds,
@@ -251,18 +261,34 @@ class _Last:
         return mean
 
 
-Keep = Callable[[Run, Outcome], None]  # called once per run, after its last round
+class Keeper(Protocol):
+    """Somebody who keeps what a run leaves behind."""
+
+    def best(self, method: str, run: Run) -> None:
+        """The round just run is the best so far on validation data (output.keep = "best")."""
+
+    def keep(self, run: Run, outcome: Outcome) -> None:
+        """The last round has been run."""
 
 
-def execute(setup: Setup, watchers: list[Watcher], keep: Keep) -> list[Outcome]:
+def execute(setup: Setup, watchers: list[Watcher], keeper: Keeper) -> list[Outcome]:
     """Run all seeds and methods; the outcomes are by method, then by seed."""
     outcomes: dict[tuple[str, int], Outcome] = {}
     with setup.backend() as backend:
         for seed in setup.experiment.seeds:
             for method in _local_first(setup):
                 alone = outcomes.get(("local", seed))
-                outcomes[method, seed] = _run(setup, backend, method, seed, alone, watchers, keep)
+                outcomes[method, seed] = _run(setup, backend, method, seed, alone, watchers, keeper)
     return [outcomes[method, seed] for method in setup.methods for seed in setup.experiment.seeds]
+
+
+def _is_best(run: Run) -> bool:
+    """Whether the last round beats all before it on validation data.
+
+    Never for a method that has one result, at the end.
+    """
+    *before, last = [record.get("mean_validation_accuracy", -1.0) for record in run.history]
+    return not run.algorithm.scored_last and last > max(before, default=-1.0)
 
 
 def _local_first(setup: Setup) -> Iterator[str]:
@@ -277,7 +303,7 @@ def _run(
     seed: int,
     alone: Outcome | None,
     watchers: list[Watcher],
-    keep: Keep,
+    keeper: Keeper,
 ) -> Outcome:
     experiment = setup.experiment
     for watcher in watchers:
@@ -291,30 +317,35 @@ def _run(
         cohort=setup.cohort,
         evaluate_every=experiment.evaluate_every,
     )
-    last = _Last(experiment.rounds)
-    while not run.finished:
-        record = run.step()
-        last.add(run)
-        for watcher in watchers:
-            watcher.round(record)
-    outcome = Outcome(
-        method=method,
-        seed=seed,
-        history=run.history,
-        n_clients=len(setup.federation),
-        best=run.best_accuracy_per_client,
-        final=run.accuracy,
-        last10=last.mean(),
-        best_round=run.best_round or None,
-        touched=np.array([run.touched(i) for i in range(len(setup.federation))]),
-        alpha=run.alpha(),
-    )
-    if method == "local":
-        alone = outcome
-    if alone is not None:
-        # Rounded: equal accuracies must not differ by what the mean of ten floats leaves over.
-        outcome.gain = np.round(outcome.last10 - alone.last10, 9)
-    keep(run, outcome)
+    try:
+        last = _Last(experiment.rounds)
+        while not run.finished:
+            record = run.step()
+            last.add(run)
+            if experiment.output.keep == "best" and _is_best(run):
+                keeper.best(method, run)
+            for watcher in watchers:
+                watcher.round(record)
+        outcome = Outcome(
+            method=method,
+            seed=seed,
+            history=run.history,
+            n_clients=len(setup.federation),
+            best=run.best_accuracy_per_client,
+            final=run.accuracy,
+            last10=last.mean(),
+            best_accuracy=run.best_accuracy if run.best_round else None,
+            best_round=run.best_round or None,
+            alpha=run.alpha(),
+        )
+        if method == "local":
+            alone = outcome
+        if alone is not None:
+            # Rounded: equal accuracies must not differ by what the mean of ten floats leaves over.
+            outcome.gain = np.round(outcome.last10 - alone.last10, 9)
+        keeper.keep(run, outcome)
+    finally:
+        run.store.close()
     for watcher in watchers:
         watcher.end(outcome)
     return outcome

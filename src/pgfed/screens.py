@@ -123,12 +123,14 @@ def method(name: str, cls: type[Algorithm]) -> None:
             screen.print(f"\nSettings, [{title}]:", markup=False)
             rows = [(p.name, explain.default(p), p.meaning, p.allowed) for p in found]
             screen.print(table(("key", "default", "meaning", "allowed"), rows))
-    leaving, seen = explain.leaving(cls), explain.seen(cls)
-    if leaving:
-        _list("\nLeaves a client in each round it takes part in, and nothing else:", leaving)
-        _list("\nThe server can see:", seen)
-    else:
+    leaving, once = explain.leaving(cls), explain.leaving_once(cls)
+    if not leaving and not once:
         screen.print("\nNothing leaves a client; the server sees nothing.")
+        return
+    _list("\nLeaves a client in each round it takes part in:", leaving)
+    if once:
+        _list("\nLeaves each client once, after the last round, for the global model:", once)
+    _list("\nNothing else leaves a client. The server can see:", explain.seen(cls))
 
 
 def _list(title: str, lines: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,6 @@ class Paired:
         missing = [np.isnan(array).any(axis=0) for array in values.values()]
         complete = ~np.any(missing, axis=0)
         self._values = {name: array[:, complete] for name, array in values.items()}
-        self._means: dict[str, Floats] = {}
         self._resamples = resamples
         self._seed = seed
 
@@ -89,7 +89,7 @@ class Paired:
         if difference.size == 0:
             nan = float("nan")
             return Comparison(nan, nan, nan, 0, 0, 0, seeds)
-        resampled = self._resampled(a) - self._resampled(b)
+        resampled = self._resampled[a] - self._resampled[b]
         low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         each = mean_over_seeds(difference)
         return Comparison(
@@ -102,19 +102,19 @@ class Paired:
             seeds=seeds,
         )
 
-    def _resampled(self, name: str) -> Floats:
-        """The method's mean in every resample; all methods see the same draws."""
-        if name not in self._means:
-            values = self._values[name]
-            seeds, clients = values.shape
-            rng = np.random.default_rng(self._seed)
-            means = []
-            for count in _blocks(self._resamples, clients):
-                by_seed = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=count)
-                by_client = rng.multinomial(clients, np.full(clients, 1 / clients), size=count)
-                means.append(((by_seed @ values) * by_client).sum(axis=1) / values.size)
-            self._means[name] = np.concatenate(means)
-        return self._means[name]
+    @cached_property
+    def _resampled(self) -> dict[str, Floats]:
+        """Each method's mean in every resample; all methods see the same draws."""
+        seeds, clients = next(iter(self._values.values())).shape
+        means: dict[str, list[Floats]] = {name: [] for name in self._values}
+        rng = np.random.default_rng(self._seed)
+        for count in _blocks(self._resamples, clients):
+            by_seed = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=count)
+            by_client = rng.multinomial(clients, np.full(clients, 1 / clients), size=count)
+            for name, values in self._values.items():
+                sums = np.einsum("bn,bn->b", by_seed @ values, by_client)
+                means[name].append(sums / values.size)
+        return {name: np.concatenate(parts) for name, parts in means.items()}
 
 
 def _blocks(total: int, width: int) -> Iterator[int]:

@@ -75,7 +75,9 @@ class Symbols:
     eta_2: float = 0.2
     rho: float = 0.9
     beta: float | None = None  # None: no momentum of the auxiliary gradient
-    g2: str = "adaptive"  # gbar . theta_i; PGFed-CE: "own" grad_j . theta, or "mean" gbar . theta
+    # gbar . theta_i, or "exact" grad_j . theta_i;
+    # PGFed-CE: "own" grad_j . theta, or "mean" gbar . theta
+    g2: str = "adaptive"
     clamp: bool = True
     alpha_first: bool = True
     forget_momentum: bool = False
@@ -112,6 +114,7 @@ def alpha_step(
         g_bar = s.mu / len(grad) * sum(grad.values())
         g2 = {
             "adaptive": g_bar @ theta_i,
+            "exact": s.mu * grad[j] @ theta_i,
             "mean": g_bar @ theta,
             "own": s.mu * grad[j] @ theta,
         }[s.g2]
@@ -205,9 +208,11 @@ def algorithm(s: Symbols) -> Algorithm:
         "alpha_clamp": s.clamp,
         "full_grad": s.whole_gradient,
     }
-    if s.g2 != "adaptive":
+    if s.g2 in ("own", "mean"):
         return PGFedCE(ce_g2="per_client" if s.g2 == "own" else "mean", **common)
     common["alpha_order"] = "pre" if s.alpha_first else "post"
+    if s.g2 == "exact":
+        return PGFed(alpha_gradient="exact", **common)
     return PGFed(**common) if s.beta is None else PGFedMo(beta=s.beta, **common)
 
 
@@ -271,6 +276,8 @@ VARIANTS = {
     "pgfed-post-no-clamp": replace(PLAIN, alpha_first=False, clamp=False),
     "pgfed-reset": replace(PLAIN, forget_momentum=True),
     "pgfed-no-momentum": replace(PLAIN, rho=0.0),
+    "pgfed-exact": replace(PLAIN, g2="exact"),
+    "pgfed-exact-post-no-clamp": replace(PLAIN, g2="exact", alpha_first=False, clamp=False),
     "pgfed-mo": replace(PLAIN, beta=0.5),
     "pgfed-mo-0.8-post": replace(PLAIN, beta=0.8, alpha_first=False),
     "pgfed-mo-reset-no-clamp": replace(PLAIN, beta=0.2, forget_momentum=True, clamp=False),
@@ -319,7 +326,7 @@ def test_mini_batches_equal_the_derivation(name: str, whole: bool, batch: int) -
 # -- lost replies ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["pgfed", "pgfed-mo", "pgfed-ce", "pgfed-ce-mean"])
+@pytest.mark.parametrize("name", ["pgfed", "pgfed-exact", "pgfed-mo", "pgfed-ce", "pgfed-ce-mean"])
 def test_lost_replies_equal_the_derivation(name: str) -> None:
     S = cohorts(SEED, ROUNDS, CLIENTS, COHORT)
     lost = {(2, S[1][0]), (3, S[2][1]), (3, S[2][2]), (4, S[3][0])}
@@ -381,3 +388,14 @@ def test_nobody_ever_answers() -> None:
     assert torch.equal(run.server["w"], run.task.initial())
     assert not any(run.touched(i) for i in range(CLIENTS))
     assert torch.equal(run.personal_model(0), run.task.initial())
+
+
+def test_the_oracle_sends_every_gradient() -> None:
+    s = replace(PLAIN, g2="exact")
+    runs = [both(symbols)[0] for symbols in (PLAIN, s)]
+    mean, exact = [[run.step() for _ in range(2)] for run in runs]
+    d = runs[0].task.d
+    assert mean[0]["bytes_down"] == exact[0]["bytes_down"] == 4 * COHORT * d
+    assert mean[1]["bytes_by_key"]["down"]["mean_gradient"] == 4 * COHORT * d
+    assert exact[1]["bytes_by_key"]["down"]["gradients"] == 4 * COHORT * COHORT * d
+    assert mean[1]["bytes_up"] == exact[1]["bytes_up"]

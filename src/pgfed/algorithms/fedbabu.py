@@ -40,6 +40,7 @@ class FedBABU(Algorithm):
     name = "fedbabu"
     summary = "a common body trained under a fixed random head, fine-tuned to be scored"
     leaves = {"body": "body", "n": "count"}
+    scored_last = True
 
     ft_epochs: int = 1  # E_ft, epochs of fine-tuning, on base and head
     ft_lr: float = 0.001  # eta_ft

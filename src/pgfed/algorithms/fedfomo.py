@@ -47,6 +47,7 @@ class FedFomo(Algorithm):
     name = "fedfomo"
     summary = "each client mixes the models that lower its own validation loss"
     leaves = {"w": "model", "weights": "row", "n": "count"}
+    shares = {"w": "model", "n": "count"}
     official_momentum = False
 
     candidates: int = 8  # M_f, most models a client receives in a round
@@ -61,7 +62,7 @@ class FedFomo(Algorithm):
             raise UserError(f"method.fedfomo.validation_share: must be in (0, 1), found {found}")
 
     def trained(self, n: int) -> int:
-        """How many of n samples are trained on: all but a fifth, at least one left and kept."""
+        """How many of n samples are trained on; of two or more, at least one is not."""
         return max(1, n - max(1, int(self.validation_share * n + 1e-9)))
 
     def images(self, n: int) -> int:
@@ -108,8 +109,8 @@ class FedFomo(Algorithm):
             start = torch.zeros_like(start)
             for weight, model in zip(weights, models, strict=True):
                 start.add_(model, alpha=weight)
-        data_kept, old = data.rows(0, cut), state.get("v")
-        w, v = sgd(task, start, data_kept, rng, self.train, velocity=old, momentum=self.momentum)
+        part, v = data.rows(0, cut), state.get("v")
+        w, v = sgd(task, start, part, rng, self.train, velocity=v, momentum=self.momentum)
         row = torch.tensor(weights[: len(ids)], device=task.device)
         new = {"w": w, "anchor": start, **self.keep(v=v)}
         return new, {"w": w, "weights": row, "n": len(data)}

@@ -37,6 +37,7 @@ class FedPer(Algorithm):
     name = "fedper"
     summary = "a common body under each client's own head, trained together"
     leaves = {"body": "body", "n": "count"}
+    shares = {"head": "head", "n": "count"}
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
         body, head = federation.layout.split(w0)

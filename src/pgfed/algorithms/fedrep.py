@@ -45,6 +45,7 @@ class FedRep(Algorithm):
     name = "fedrep"
     summary = "a common body under each client's own head, trained in turns"
     leaves = {"body": "body", "n": "count"}
+    shares = {"head": "head", "n": "count"}
     official_momentum = False
 
     head_epochs: int = 5  # E_h, epochs on the head before those on the base
@@ -69,11 +70,9 @@ class FedRep(Algorithm):
         theta = task.layout.join(message["body"], state["head"])
         v = state["v"].clone() if "v" in state else torch.zeros_like(theta[: task.d])
         head, v_head = theta[task.layout.head], v[task.layout.head]
-        train, rho = self.train, self.momentum
+        train, rho, epochs = self.train, self.momentum, self.head_epochs
         z = _features(task, theta, data)
-        for k in batch_indices(
-            data, train.batch_size, rng, epochs=self.head_epochs, purpose="head"
-        ):
+        for k in batch_indices(data, train.batch_size, rng, epochs=epochs, purpose="head"):
             v_head.mul_(rho)
             task.add_head_gradient(theta, z[k], data.y[k], v)
             head.add_(v_head, alpha=-train.lr)

@@ -43,6 +43,7 @@ class LGFedAvg(Algorithm):
     name = "lg-fedavg"
     summary = "each client's own body under a common head"
     leaves = {"head": "head", "n": "count"}
+    shares = {"body": "body", "n": "count"}
 
     lg_two_pass: bool = False  # step base and head in turns, each on a pass of its own
 

@@ -12,6 +12,10 @@ server["ids"] = S_{t-1}); r_j = f_j(theta_j) - grad_j . theta_j -> "r"; A -> pai
 state["w"]; v_i -> state["v"]; g~_i -> message["aux"]; g-bar -> message["mean_gradient"];
 mu r_j -> message["risks"]; eta_2 -> alpha_lr.
 
+alpha_gradient = "exact" is an oracle, to measure what replacing the clients' gradients by their
+mean does to A: it sends all M of them (mu grad_j -> message["gradients"]), which no federation
+could afford, and each alpha_ij steps along its own inner product.
+
 Differs from the released code in: the gradient pass is computed in large batches (the same mean);
 random streams are separate. Where the code differs from the paper, this follows the code: alpha is
 clamped at 0 (alpha_clamp) and steps before theta (alpha_order).
@@ -53,6 +57,8 @@ class PGFed(Algorithm):
     alpha_lr: float = 0.01  # eta_2, step of the alphas
     alpha_clamp: bool = True  # keep alphas >= 0
     alpha_order: Literal["pre", "post"] = "pre"  # alpha steps before or after theta
+    # exact: an oracle that sends each client's gradient instead of their mean
+    alpha_gradient: Literal["mean", "exact"] = "mean"
     full_grad: bool = False  # take the gradient pass over every sample
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
@@ -74,21 +80,28 @@ class PGFed(Algorithm):
         aux = self.mu * (alpha @ server["gradients"])  # all g~_i as one matrix product
         shared = {
             "w": server["w"],
-            "mean_gradient": self.mu * server["gradients"].mean(0),
+            **self._slope(server["gradients"]),
             "risks": self.mu * server["r"],
             "ids": server["ids"],
         }
         return {i: {**shared, "aux": aux[k]} for k, i in enumerate(cohort)}
+
+    def _slope(self, gradients: Tensor) -> Message:
+        """What is multiplied by theta_i in the gradient of the alphas."""
+        if self.alpha_gradient == "exact":
+            return {"gradients": self.mu * gradients}
+        return {"mean_gradient": self.mu * gradients.mean(0)}
 
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
         ids = message.get("ids", state["alpha_ids"][:0])
         alpha = pairs.row(state, ids)
+        slope = message.get("gradients", message.get("mean_gradient"))
 
         def descend_alpha(theta: Tensor) -> None:
-            if len(ids):
-                alpha.sub_(message["risks"] + message["mean_gradient"] @ theta, alpha=self.alpha_lr)
+            if slope is not None:
+                alpha.sub_(message["risks"] + slope @ theta, alpha=self.alpha_lr)
                 if self.alpha_clamp:
                     alpha.clamp_(min=0)
 
@@ -123,13 +136,14 @@ class PGFed(Algorithm):
                 "r": server["r"][:0],
             }
         ids, gradients = mean.each(updates, "gradient")
+        _, r = mean.each(updates, "r")
         return {
             **server,
             **pairs.with_rows(server, server["ids"], {i: u["alpha"] for i, u in updates.items()}),
             "w": mean(updates, "w", around=server["w"]),
             "ids": server["ids"].new_tensor(ids),
             "gradients": gradients,
-            "r": server["r"].new_tensor([updates[i]["r"] for i in ids]),
+            "r": r.to(gradients.device),
         }
 
     def public(self, server: State) -> Message:

@@ -129,13 +129,14 @@ class PGFedMo(Algorithm):
                 "r": server["r"][:0],
             }
         ids, gradients = mean.each(updates, "gradient")
+        _, r = mean.each(updates, "r")
         return {
             **server,
             **pairs.with_rows(server, server["ids"], {i: u["alpha"] for i, u in updates.items()}),
             "w": mean(updates, "w", around=server["w"]),
             "ids": server["ids"].new_tensor(ids),
             "gradients": gradients,
-            "r": server["r"].new_tensor([updates[i]["r"] for i in ids]),
+            "r": r.to(gradients.device),
         }
 
     def public(self, server: State) -> Message:

@@ -270,6 +270,19 @@ def _digits(root: Path | None) -> Dataset:
     return Dataset.from_arrays("digits", x, bunch.target, class_names=_DIGITS)
 
 
+def _digit_styles(root: Path | None) -> Dataset:
+    """The digits in four styles, a quarter of them each."""
+    digits = _digits(root)
+    x, style = digits.x.copy(), np.arange(len(digits.y)) % 4
+    x[style == 1] = 255 - x[style == 1]
+    x[style == 2] = x[style == 2, :, :, ::-1]
+    x[style == 3] = np.rot90(x[style == 3], axes=(2, 3))
+    domain = np.array(("upright", "inverted", "mirrored", "turned"))[style]
+    return Dataset.from_arrays(
+        "digits-styles", x, digits.y, domain=domain, class_names=digits.class_names
+    )
+
+
 def _idx_files(name: str, root: Path | None) -> list[tuple[Path, Path]] | None:
     places = [] if root is None else [root / name]
     if name == "fashion-mnist":
@@ -391,6 +404,15 @@ _SOURCES = {
         samples=1_797,
         files="none: inside scikit-learn",
         read=_digits,
+        present=lambda root: True,
+    ),
+    "digits-styles": _Source(
+        what="the same in four styles (domains): upright, inverted, mirrored, turned",
+        shape=(1, 8, 8),
+        classes=10,
+        samples=1_797,
+        files="none: inside scikit-learn",
+        read=_digit_styles,
         present=lambda root: True,
     ),
     "mnist": _idx_source("mnist", "handwritten digits", _DIGITS, "mnist/"),

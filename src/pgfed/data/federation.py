@@ -17,7 +17,7 @@ from pgfed.data.datasets import Dataset
 from pgfed.data.partitions import Ints
 from pgfed.errors import UserError
 
-__all__ = ["Federation", "Shard", "build"]
+__all__ = ["Federation", "Shard", "build", "build_seat"]
 
 _CHUNK = 4_096  # samples moved at a time, so that memory holds no second copy of the data
 
@@ -128,6 +128,19 @@ class Federation:
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
+    def between(self, first: int, last: int) -> Federation:
+        """The clients from ``first`` up to, but not including, ``last``, and their samples only."""
+        bounds = self.bounds[first:last]
+        start, stop = int(bounds[0, 0]), int(bounds[-1, 3])
+        return replace(
+            self,
+            x=self.x[start:stop],
+            y=self.y[start:stop],
+            bounds=bounds - start,
+            domains=None if self.domains is None else self.domains[first:last],
+            client_labels=None if self.client_labels is None else self.client_labels[first:last],
+        )
+
     def share_memory_(self) -> Federation:
         """Move the samples to shared memory, for worker processes; returns self."""
         for tensor in (self.x, self.y):
@@ -208,6 +221,33 @@ def build(
     )
 
 
+def build_seat(
+    dataset: Dataset,
+    client: int,
+    clients: int,
+    *,
+    test_share: float,
+    validation_share: float,
+    seed: int,
+) -> Federation:
+    """All samples are one client's; the other seats are empty.
+
+    The client's samples are divided as they would be if all clients' data were in one place.
+    """
+    parts = [np.arange(len(dataset.y))]
+    order, own = _split(dataset, parts, None, test_share, validation_share, seed, first=client)
+    bounds = np.zeros((clients, 4), dtype=np.int64)
+    bounds[client] = own[0]
+    return Federation(
+        name=dataset.name,
+        x=torch.from_numpy(_gather(dataset.x, order)),
+        y=torch.from_numpy(dataset.y[order]),
+        bounds=bounds,
+        input_shape=dataset.x.shape[1:],
+        class_names=dataset.class_names,
+    )
+
+
 def _split(
     dataset: Dataset,
     parts: list[Ints],
@@ -215,13 +255,17 @@ def _split(
     test_share: float,
     validation_share: float,
     seed: int,
+    first: int = 0,
 ) -> tuple[Ints, Ints]:
-    """The samples in their final order, and the bounds of each client's parts in it."""
+    """The samples in their final order, and the bounds of each client's parts in it.
+
+    ``first`` is the id of the first client.
+    """
     n = np.array([len(part) for part in parts], dtype=np.int64)
     samples = np.concatenate(parts)
     owner = np.repeat(np.arange(len(parts)), n)
     position = np.arange(len(samples)) - np.repeat(np.cumsum(n) - n, n)
-    random = _keyed_noise(seed, owner, position)
+    random = _keyed_noise(seed, owner + first, position)
     if dataset.split is None:
         order = samples[np.lexsort((random, owner))]
         # The margin undoes rounding: (1 - 0.3) * 10 must be 7.
@@ -233,7 +277,8 @@ def _split(
         if n_train.min() < 1:
             client = int(n_train.argmin())
             raise UserError(
-                f"{dataset.name}: client {labels[client] if labels is not None else client} has "
+                f"{dataset.name}: client "
+                f"{labels[client] if labels is not None else first + client} has "
                 "only test samples (its split holds no 'train'); each client needs at least one "
                 "training sample"
             )

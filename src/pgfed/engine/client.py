@@ -22,6 +22,7 @@ from pgfed.core import (
     generator,
 )
 from pgfed.data.federation import Federation
+from pgfed.engine.attacks import Attack
 from pgfed.errors import UserError
 from pgfed.task import Task
 
@@ -44,6 +45,8 @@ class ClientSide:
     seed: int
     w0: Tensor
     info: FederationInfo
+    attack: Attack | None = None  # what the attackers do, in a simulation
+    attackers: frozenset[int] = frozenset()
 
     def call(
         self, stage: str, client: int, round: int, state: State | None, message: Message
@@ -77,12 +80,17 @@ class ClientSide:
         return ClientInfo(client, int(self.federation.n_train[client]), self.info)
 
     def train(self, client: int, round: int, state: State, message: Message) -> list[State]:
-        """[new state, update, {"seconds"}]."""
+        """[new state, update, {"round", "seconds"}]."""
         began = time.perf_counter()
         rng = Rng(self.seed, client, round)
         data = self.federation.train(client)
+        attack = self.attack if client in self.attackers else None
+        if attack is not None:
+            data = attack.data(data, self.task.classes)
         new, update = self.algorithm.local_update(self.task, state, message, data, rng)
-        return [new, update, {"seconds": time.perf_counter() - began}]
+        if attack is not None:
+            update = attack.update(update, self.algorithm.leaves, message, rng)
+        return [new, update, {"round": round, "seconds": time.perf_counter() - began}]
 
     def score(self, client: int, round: int, state: State, public: Message) -> list[State]:
         """[the scores of the personalized model on the client's own test and validation data]."""

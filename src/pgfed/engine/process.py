@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import traceback
-from collections import deque
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, SpawnContext
@@ -27,11 +26,9 @@ from pgfed.data.federation import Federation
 from pgfed.engine import wire
 from pgfed.engine.backend import Backend, Payload
 from pgfed.engine.client import ClientError, ClientSide, keep_memory
+from pgfed.engine.queue import Queue
 from pgfed.errors import UserError
 from pgfed.models import Factory
-
-# A client whose work ends the worker this often is not tried again: it is the work that kills.
-ATTEMPTS = 3
 
 
 class Process(Backend):
@@ -81,18 +78,13 @@ class Process(Backend):
     def map(
         self, stage: str, round: int, clients: Sequence[int], common: Message, payload: Payload
     ) -> Iterator[tuple[int, list[State]]]:
-        n = self.federation.n_train
-        queue = deque(sorted(clients, key=lambda i: (-n[i], i)))
-        # Many small pieces of work travel in groups; the cohort of a round goes one by one.
-        group = max(1, len(queue) // (16 * self.workers))
-        failures: dict[int, int] = {}
+        queue = Queue(stage, round, clients, self.federation.n_train, self.workers)
         busy: dict[Connection, list[int]] = {}
         informed: set[Connection] = set()
 
         def give(conn: Connection) -> None:
             while queue:
-                work = [queue.popleft() for _ in range(min(group, len(queue)))]
-                busy[conn] = work
+                busy[conn] = work = queue.take()
                 try:
                     self._give(
                         conn, stage, round, work, None if conn in informed else common, payload
@@ -105,14 +97,7 @@ class Process(Backend):
 
         def replace(conn: Connection) -> Connection:
             """Start a new worker in the place of a dead one; its clients go first in the queue."""
-            for client in reversed(busy.pop(conn)):
-                failures[client] = failures.get(client, 0) + 1
-                if failures[client] >= ATTEMPTS:
-                    raise ClientError(
-                        f"round {round}, client {client}, {stage}: the worker process died "
-                        f"{ATTEMPTS} times doing this client's work (out of memory?)"
-                    )
-                queue.appendleft(client)
+            queue.put_back(busy.pop(conn), "the worker process")
             self._remove(conn)
             return self._start()
 

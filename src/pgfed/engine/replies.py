@@ -2,21 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pgfed.core import Algorithm, Message, Update
+from pgfed.core import Kind, Message, State, Update
 from pgfed.task import Layout
+
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+def collect(
+    answers: Iterable[tuple[int, list[State]]], asked: Sequence[int], round: int
+) -> tuple[dict[int, list[State]], dict[int, str]]:
+    """The one answer of each client to this round's question, and why others must not be used.
+
+    Of a client that answers more than once nothing is used: which answer came first may depend on
+    the engine, and must not decide.
+    """
+    answered: dict[int, list[list[State]]] = {}
+    for client, answer in answers:
+        answered.setdefault(client, []).append(answer)
+    replies: dict[int, list[State]] = {}
+    refused: dict[int, str] = {}
+    for client, (answer, *more) in sorted(answered.items()):
+        reason = _malformed(answer, round)
+        if client not in asked:
+            refused[client] = "was not asked"
+        elif more:
+            refused[client] = f"answered {1 + len(more)} times"
+        elif reason is not None:
+            refused[client] = reason
+        else:
+            replies[client] = answer
+    return replies, refused
+
+
+def _malformed(answer: list[State], round: int) -> str | None:
+    if len(answer) != 3:
+        return f"{len(answer)} parts, expected state, update and echo"
+    echo = answer[2]
+    if type(echo.get("round")) is not int or echo["round"] != round:
+        return f"round: answers round {_shown(echo.get('round'))}, asked was {round}"
+    seconds = echo.get("seconds")
+    if type(seconds) is not float or not 0 <= seconds < float("inf"):
+        return f"seconds: {_shown(seconds)} is not a duration"
+    return None
 
 
 def refusal(
-    algorithm: Algorithm, layout: Layout, message: Message, update: Update, limit: int
+    declared: Mapping[str, Kind],
+    layout: Layout,
+    message: Message,
+    update: Update,
+    limit: int,
+    max_norm: float | None = None,
 ) -> str | None:
-    """Why this reply must not be used, or None. ``limit``: the most samples it may claim."""
-    if set(update) != set(algorithm.leaves):
-        return f"keys {sorted(map(str, update))}, expected {sorted(algorithm.leaves)}"
+    """Why what a client sent must not be used, or None. ``declared``: what it was to send.
+
+    ``limit``: the most samples it may claim. ``max_norm``: the longest gradient, and the longest
+    step from the model that the server sent, where it sent one.
+    """
+    missing = [key for key in declared if key not in update]
+    if missing:
+        return f"keys: {', '.join(missing)} missing"
+    extra = [_shown(key) for key in update if key not in declared]
+    if extra:
+        return f"keys: {len(extra)} not asked for, the first {extra[0]}"
     lengths = {
         "model": layout.n,
         "body": layout.n - layout.h,
@@ -24,14 +78,14 @@ def refusal(
         "gradient": layout.d,
         "row": len(message["ids"]) if "ids" in message else 0,
     }
-    for key, kind in algorithm.leaves.items():
+    for key, kind in declared.items():
         value: Any = update[key]
         if kind == "count":
             if type(value) is not int or not 1 <= value <= limit:
-                return f"{key}: {value!r} is not a count between 1 and {limit}"
+                return f"{key}: {_shown(value)} is not a count between 1 and {limit}"
         elif kind == "scalar":
-            if type(value) is not float or not abs(value) < float("inf"):
-                return f"{key}: {value!r} is not a finite number"
+            if type(value) is not float or not abs(value) <= _FLOAT32_MAX:
+                return f"{key}: {_shown(value)} is not a finite number"
         else:
             if not isinstance(value, Tensor) or value.dtype != torch.float32:
                 return f"{key}: not a float32 tensor"
@@ -39,7 +93,33 @@ def refusal(
                 return f"{key}: shape {tuple(value.shape)}, expected ({lengths[kind]},)"
             if not bool(torch.isfinite(value).all()):
                 return f"{key}: holds NaN or infinite values"
+            start = message.get(key)
+            if max_norm is not None and (kind == "gradient" or start is not None):
+                step = value if start is None else value - start
+                norm = float(torch.linalg.vector_norm(step))
+                if norm > max_norm:
+                    return f"{key}: norm {norm:.3g}, allowed at most {max_norm:g}"
     return None
+
+
+def score_refusal(scores: State) -> str | None:
+    """Why a client's scores must not be used. A loss may be anything: models do diverge."""
+    for part in ("test", "validation"):
+        n, correct, loss = (scores.get(f"{part}_{key}") for key in ("n", "correct", "loss"))
+        if type(n) is not int or type(correct) is not int or not 0 <= correct <= n:
+            return f"{_shown(correct)} correct of {_shown(n)} {part} samples"
+        if type(loss) is not float:
+            return f"{part}_loss: {_shown(loss)} is not a number"
+    return None
+
+
+def _shown(value: Any) -> str:
+    """A value for one line of the history, however long what was sent."""
+    if isinstance(value, str):
+        return repr(value[:40])
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value) if value is None or isinstance(value, int | float) else type(value).__name__
 
 
 def payload_bytes(values: Message) -> dict[str, int]:

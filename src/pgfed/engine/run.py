@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pgfed import pairs
 from pgfed.core import (
     Algorithm,
     FederationInfo,
+    Kind,
     Mean,
     Message,
     State,
@@ -22,16 +24,28 @@ from pgfed.core import (
     draw_cohort,
 )
 from pgfed.data.federation import Federation
+from pgfed.engine.attacks import Attack
 from pgfed.engine.backend import Backend
 from pgfed.engine.client import ClientSide, on_device, one_thread
-from pgfed.engine.replies import overhead_bytes, payload_bytes, refusal
+from pgfed.engine.replies import (
+    collect,
+    overhead_bytes,
+    payload_bytes,
+    refusal,
+    score_refusal,
+)
+from pgfed.engine.robust import defended
 from pgfed.engine.store import ClientStore
 
 LAST_ROUNDS = 10  # always scored: reports lead with their mean
 
 
 class Run:
-    """The rounds of one method under one seed. `step` runs the next round."""
+    """The rounds of one method under one seed. `step` runs the next round.
+
+    ``max_update_norm``: replies whose gradient, or step from the model that was sent, is longer are
+    dropped. ``attack``: some clients simulate one; all means are then over the honest clients.
+    """
 
     def __init__(
         self,
@@ -44,7 +58,9 @@ class Run:
         cohort: int,
         evaluate_every: int = 1,
         mean: Mean | None = None,
+        max_update_norm: float | None = None,
         lose: Callable[[int, int], bool] | None = None,
+        attack: Attack | None = None,
         store: ClientStore | None = None,
     ) -> None:
         self.algorithm = algorithm
@@ -56,10 +72,15 @@ class Run:
         self.task = backend.task(seed)
         self.info = FederationInfo(len(federation), cohort, self.task.layout)
         self._mean = mean or Mean()
+        self._max_update_norm = max_update_norm
         self._lose = lose
+        self.attackers = attack.attackers(seed, len(federation)) if attack else frozenset()
+        self._honest = ~np.isin(np.arange(len(federation)), sorted(self.attackers))
 
         w0 = self.task.initial()
-        self._side = ClientSide(algorithm, self.task, self.federation, seed, w0, self.info)
+        self._side = ClientSide(
+            algorithm, self.task, self.federation, seed, w0, self.info, attack, self.attackers
+        )
         backend.begin(self._side)
         self.round = 0
         self.server = on_device(algorithm.init_server(w0, self.info), self.task.device)
@@ -93,14 +114,16 @@ class Run:
         common = _common(messages)
         own = {i: {k: v for k, v in messages[i].items() if k not in common} for i in cohort}
         started = time.perf_counter()
-        results = dict(
-            self.backend.map("train", t, cohort, common, lambda i: (self.store.get(i), own[i]))
+        results, refused = collect(
+            self.backend.map("train", t, cohort, common, lambda i: (self.store.get(i), own[i])),
+            cohort,
+            t,
         )
         train_seconds = time.perf_counter() - started
 
         updates: dict[int, Update] = {}
         states: dict[int, State] = {}
-        dropped: list[dict[str, Any]] = []
+        dropped = [{"client": i, "reason": refused[i]} for i in refused if i not in cohort]
         down: Counter[str] = Counter()
         up: Counter[str] = Counter()
         overhead = {"down": 0, "up": 0}
@@ -108,13 +131,12 @@ class Run:
             down.update(payload_bytes(messages[i]))
             overhead["down"] += overhead_bytes(messages[i])
             if i not in results or (self._lose is not None and self._lose(t, i)):
-                dropped.append({"client": i, "reason": "no reply"})
+                dropped.append({"client": i, "reason": refused.get(i, "no reply")})
                 continue
             state, update, _ = results[i]
             up.update(payload_bytes(update))
             overhead["up"] += overhead_bytes(update)
-            limit = int(self.federation.n_train[i])
-            reason = refusal(self.algorithm, self.info.layout, messages[i], update, limit)
+            reason = self._refusal(i, self.algorithm.leaves, messages[i], update)
             if reason is not None:
                 dropped.append({"client": i, "reason": reason})
                 continue
@@ -128,8 +150,8 @@ class Run:
         self._unscored |= states.keys()
         self.round = t
 
-        scores = self._score() if self._scored(t) else {}
-        images = sum(self.algorithm.images(int(self.federation.n_train[i])) for i in cohort)
+        scores = self._score(dropped) if self._scored(t) else {}
+        images = sum(self.algorithm.images(int(self.federation.n_train[i])) for i in results)
         return {
             "round": t,
             "cohort": cohort,
@@ -149,32 +171,49 @@ class Run:
             "seconds": time.perf_counter() - began,
         }
 
+    def _refusal(
+        self, client: int, declared: Mapping[str, Kind], message: Message, update: Update
+    ) -> str | None:
+        limit = int(self.federation.n_train[client])
+        return refusal(declared, self.info.layout, message, update, limit, self._max_update_norm)
+
     def _scored(self, t: int) -> bool:
         return t % self.evaluate_every == 0 or t > self.rounds - LAST_ROUNDS
 
-    def _score(self) -> dict[str, Any]:
-        """Score the clients whose personalized model can have changed."""
+    def _score(self, dropped: list[dict[str, Any]]) -> dict[str, Any]:
+        """Score the clients whose personalized model can have changed.
+
+        What cannot be a score is added to ``dropped``; the client's last one stands.
+        """
         public = self.algorithm.public(self.server)
         clients = range(self.info.clients) if public else sorted(self._unscored)
         for i, (s,) in self._map("score", clients, public):
+            reason = score_refusal(s)
+            if reason is not None:
+                dropped.append({"client": i, "reason": f"score: {reason}"})
+                continue
             if s["test_n"]:
                 self.accuracy[i] = s["test_correct"] / s["test_n"]
                 self.loss[i] = s["test_loss"] / s["test_n"]
             if s["validation_n"]:
                 self.validation_accuracy[i] = s["validation_correct"] / s["validation_n"]
-        self._unscored.clear()
-        mean = float(np.nanmean(self.accuracy)) if not np.isnan(self.accuracy).all() else None
-        if mean is not None and mean > self.best_accuracy:
+            self._unscored.discard(i)
+        mean = self._mean_of(self.accuracy)
+        if mean is not None and (mean > self.best_accuracy or self.algorithm.scored_last):
             self.best_round, self.best_accuracy = self.round, mean
             self.best_accuracy_per_client = self.accuracy.copy()
         scores: dict[str, Any] = {
             "mean_accuracy": mean,
-            "mean_loss": None if mean is None else float(np.nanmean(self.loss)),
+            "mean_loss": self._mean_of(self.loss),
             "bytes_eval": len(clients) * sum(payload_bytes(public).values()),
         }
-        if not np.isnan(self.validation_accuracy).all():
-            scores["mean_validation_accuracy"] = float(np.nanmean(self.validation_accuracy))
-        return scores
+        validation = self._mean_of(self.validation_accuracy)
+        return scores if validation is None else {**scores, "mean_validation_accuracy": validation}
+
+    def _mean_of(self, values: NDArray[np.float64]) -> float | None:
+        """The mean over the honest clients that have a value; losses may be infinite."""
+        known = values[self._honest & np.isfinite(values)]
+        return float(known.mean()) if len(known) else None
 
     def _map(
         self, stage: str, clients: Sequence[int], common: Message
@@ -230,9 +269,14 @@ class Run:
     def global_model(self) -> Tensor:
         """The model a new client starts from."""
         with one_thread():
-            asks = type(self.algorithm).share is not Algorithm.share
-            clients = range(self.info.clients) if asks else []
-            shares = {i: share for i, (share,) in self._map("share", clients, {})}
+            clients = range(self.info.clients) if self.algorithm.shares else []
+            shares = {
+                i: share
+                for i, (share,) in self._map("share", clients, {})
+                if self._refusal(i, self.algorithm.shares, {}, share) is None
+            }
+            if type(self._mean) is not Mean:
+                shares = defended(self._mean, shares)
             return self.algorithm.global_model(self.task, self.server, shares)
 
     def alpha(self) -> dict[str, Any] | None:

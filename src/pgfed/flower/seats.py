@@ -1,0 +1,150 @@
+"""Who sits where: the server's view of the sites.
+
+A seat is a client id. It belongs to the holder of the private key whose public half lies in the
+federation's folder, and to nobody else: a node gets a seat by signing, for this run and for a nonce
+of ours, that it is that client.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from pgfed.data.federation import Federation
+from pgfed.flower.folder import Agreement, FederationFolder
+from pgfed.flower.keys import holds_claim, load_public
+from pgfed.flower.records import BadRecord, Head, field, pack, unpack
+
+LOOK = 1.0  # seconds between two looks at who is there
+AGAIN = 15.0  # seconds until a refused node is asked again
+PATIENCE = 600.0  # seconds a node may take to say who it is
+MESSAGE = "query.pgfed"
+
+
+class Seats:
+    """The seats of a federation and the nodes that hold them."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        folder: FederationFolder,
+        run: str,
+        digest: str,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.federation = _empty(folder.agreement)
+        self.facts: dict[int, dict[str, Any]] = {}  # what each site said about itself
+        self._grid = grid
+        self._keys = [load_public(folder.key(i)) for i in range(folder.agreement.seats)]
+        self._run, self._digest = run, digest
+        self._tell = tell
+        self._node: dict[int, int] = {}  # client -> node
+        self._online: set[int] = set()
+        self._asked: dict[str, tuple[int, str, float]] = {}  # message -> node, nonce, when
+        self._refused: dict[int, float] = {}  # node -> when
+        self._looked = -LOOK
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def node(self, client: int) -> int | None:
+        """The node that holds this seat, if it is there now."""
+        node = self._node.get(client)
+        return node if node in self._online else None
+
+    def present(self) -> list[int]:
+        return [i for i in range(len(self)) if self.node(i) is not None]
+
+    def look(self) -> None:
+        """See who is there, greet newcomers, and seat those who prove who they are."""
+        now = time.monotonic()
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        self._online = set(self._grid.get_node_ids())
+        waiting = {node for node, _, _ in self._asked.values()}
+        late = {node for node, when in self._refused.items() if now - when > AGAIN}
+        known = set(self._node.values()) | waiting | (set(self._refused) - late)
+        for node in sorted(self._online - known):
+            self._greet(node, now)
+        for reply in self._replies():
+            node, nonce, _ = self._asked.pop(reply.metadata.reply_to_message_id)
+            self._hear(node, nonce, reply)
+        for message, (_, _, when) in list(self._asked.items()):
+            if now - when > PATIENCE:
+                del self._asked[message]
+
+    def wait(self, wanted: Iterable[int], seconds: float) -> None:
+        """Until all of these sites are there, or the time is over."""
+        wanted, end = set(wanted), time.monotonic() + seconds
+        self.look()
+        while not wanted <= set(self.present()) and time.monotonic() < end:
+            time.sleep(LOOK / 4)
+            self.look()
+
+    def _replies(self) -> list[Message]:
+        if not self._asked:
+            return []
+        replies = self._grid.pull_messages(list(self._asked))
+        return [r for r in replies if r.metadata.reply_to_message_id in self._asked]
+
+    def _greet(self, node: int, now: float) -> None:
+        nonce = secrets.token_hex(16)
+        head = {"stage": "hello", "run": self._run, "nonce": nonce, "digest": self._digest}
+        message = Message(pack(head), dst_node_id=node, message_type=MESSAGE, ttl=PATIENCE)
+        (name,) = self._grid.push_messages([message])
+        if name:
+            self._asked[name] = (node, nonce, now)
+
+    def _hear(self, node: int, nonce: str, reply: Message) -> None:
+        self._refused.pop(node, None)
+        try:
+            if reply.has_error():
+                raise BadRecord(f"{reply.error.reason} (code {reply.error.code})")
+            head, _ = unpack(reply.content)
+            if "error" in head:
+                raise BadRecord(str(head["error"])[:500])
+            client = self._check(head, node, nonce)
+        except BadRecord as error:
+            self._refused[node] = time.monotonic()
+            self._tell(f"a node was not seated: {error}")
+            return
+        self._node[client] = node
+        n = [head[f"n_{part}"] for part in ("train", "validation", "test")]
+        self.federation.bounds[client] = np.cumsum([0, *n])
+        self.facts[client] = {k: str(head.get(k))[:80] for k in ("pgfed", "torch", "machine")}
+        self._tell(f"client {client} is here: {n[0]} samples to train on, {n[2]} to test on")
+
+    def _check(self, head: Head, node: int, nonce: str) -> int:
+        client: int = field(head, "client", int)
+        signature: bytes = field(head, "signature", bytes)
+        if not 0 <= client < len(self):
+            raise BadRecord(f"it claims seat {client} of {len(self)}")
+        if not holds_claim(self._keys[client], signature, client, node, self._run, nonce):
+            raise BadRecord(f"it claims to be client {client} but does not hold that site's key")
+        for part in ("train", "validation", "test"):
+            if not 0 <= field(head, f"n_{part}", int) <= 10**12:
+                raise BadRecord(f"client {client}: n_{part} is {head[f'n_{part}']}")
+        if not head["n_train"]:
+            raise BadRecord(f"client {client} has no training data")
+        return client
+
+
+def _empty(agreement: Agreement) -> Federation:
+    """A federation without data: the server knows sizes only, as sites tell them."""
+    dtype = torch.uint8 if agreement.input == "uint8" else torch.float32
+    return Federation(
+        name=agreement.federation,
+        x=torch.empty(0, dtype=dtype),
+        y=torch.empty(0, dtype=torch.int64),
+        bounds=np.zeros((agreement.seats, 4), dtype=np.int64),
+        input_shape=tuple(agreement.input_shape),
+        class_names=tuple(agreement.classes),
+    )

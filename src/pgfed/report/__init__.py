@@ -1,0 +1,1 @@
+"""Reports on finished runs: one HTML page, tables for papers and scripts, figures as files."""

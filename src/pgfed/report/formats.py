@@ -1,0 +1,111 @@
+"""Tables as Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+import numpy as np
+
+from pgfed import stats
+from pgfed.report.group import Group
+from pgfed.report.tables import Table
+from pgfed.stats import Comparison
+
+CSV_COLUMNS = (
+    *("federation", "method", "seeds", "last10", "last10_std", "best", "best_std"),
+    *("gain", "gain_low", "gain_high", "gain_std_clients", "gain_worst_decile"),
+    *("clients_gained", "clients_lost", "clients_unchanged"),
+    *("over_control", "over_control_low", "over_control_high"),
+    *("bytes", "images_per_second"),
+)
+
+
+def markdown(table: Table) -> str:
+    """GitHub's dialect."""
+    head = [heading for _, heading, _ in table.columns]
+    lines = [_md_line(head), _md_line(["---"] + ["---:"] * (len(head) - 1))]
+    lines += [_md_line([cell.text for cell in row]) for row in table.rows]
+    return "\n".join([*lines, "", f"*{_md(table.caption)}*", ""])
+
+
+def _md_line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(map(_md, cells)) + " |"
+
+
+def _md(text: str) -> str:
+    for sign in "\\`*_<>|[]":
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
+
+
+def comma_separated(groups: Sequence[Group]) -> str:
+    """One row per federation and method, plain numbers: for spreadsheets and scripts."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for group in groups:
+        for method in group.methods:
+            gain, local, other = group.gain(method), group.local(method), group.control(method)
+            over_local = None if gain is None or local is None else group.compare(method, local)
+            over_control = None if other is None else group.compare(method, other)
+            writer.writerow(
+                [group.title, method.label, " ".join(map(str, method.seeds))]
+                + _numbers(*stats.mean_std(method.accuracy("last10")))
+                + _numbers(*stats.mean_std(method.accuracy("best")))
+                + _csv_interval(over_local)
+                + (["", ""] if gain is None else _numbers(gain.std, gain.worst_decile))
+                + ([""] * 3 if gain is None else [gain.gained, gain.harmed, gain.unchanged])
+                + _csv_interval(over_control)
+                + [f"{method.sent():.0f}"]
+                + _numbers(method.images_per_second() or float("nan"))
+            )
+    return text.getvalue()
+
+
+def _csv_interval(found: Comparison | None) -> list[str]:
+    return ["", "", ""] if found is None else _numbers(found.mean, found.low, found.high)
+
+
+def _numbers(*values: float) -> list[str]:
+    return ["" if np.isnan(value) else f"{value:.6g}" for value in values]
+
+
+def latex(table: Table) -> str:
+    """A booktabs table."""
+    columns = "l" + "r" * (len(table.columns) - 1)
+    rows = [" & ".join(_tex(cell.text) for cell in row) + r" \\" for row in table.rows]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{_tex(table.caption)}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            " & ".join(_tex(heading) for _, heading, _ in table.columns) + r" \\",
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+_TEX = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "~": r"$\sim$",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "–": "--",
+    "−": "$-$",
+    "<": r"$<$",
+    ">": r"$>$",
+}
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(sign, sign) for sign in text)

@@ -1,0 +1,305 @@
+"""One self-contained HTML page: text and tables in it, figures drawn by the plotly it carries."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import gzip
+import importlib
+import importlib.util
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pgfed import __version__, stats
+from pgfed.errors import UserError
+from pgfed.report import figures, paper, tables
+from pgfed.report.figures import Figure
+from pgfed.report.group import Group
+from pgfed.report.load import Folder
+from pgfed.report.tables import Table
+from pgfed.report.verdict import judge
+from pgfed.words import count, size
+
+MAX_PICKED = 1_000  # clients about whom the page knows everything
+
+
+def render(groups: Sequence[Group]) -> str:
+    """The page. Equal runs give equal pages: it holds no date and no path but the folders'."""
+    markup = _module("markupsafe").Markup
+    environment = _module("jinja2").Environment(autoescape=True)
+    environment.filters["nb"] = lambda text: text.replace(" %", "\u00a0%")  # 95 % stays together
+    style = figures.styles(groups)
+    sections = [_group(group, k, len(groups), style) for k, group in enumerate(groups)]
+    context = {
+        "title": _title(groups),
+        "groups": sections,
+        "overview": _table(tables.overview(groups)) if len(groups) > 1 else None,
+        "styles": style,
+        "version": __version__,
+        "css": markup(_asset("page.css")),
+        "js": markup(_asset("page.js")),
+        "data": _packed(json.dumps([s.pop("data") for s in sections], separators=(",", ":"))),
+        "library": _packed(_plotly()),
+    }
+    text: str = environment.from_string(_asset("page.html")).render(context)
+    return text
+
+
+def _title(groups: Sequence[Group]) -> str:
+    names = dict.fromkeys(f.experiment.name for group in groups for f in group.folders)
+    return ", ".join(names)
+
+
+# -- one federation ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A section of the page below the first screen."""
+
+    id: str
+    heading: str
+    figures: list[Figure] = dataclasses.field(default_factory=list)
+    tables: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    texts: list[str] = dataclasses.field(default_factory=list)
+    client: bool = False  # whether a client can be picked here
+
+
+def _group(group: Group, index: int, of: int, style: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    prefix = f"g{index}-" if of > 1 else ""
+    leader = group.ranked[0].label if group.ranked else None
+    parts = [
+        dataclasses.replace(
+            part,
+            id=prefix + part.id,
+            figures=[dataclasses.replace(f, id=prefix + f.id) for f in part.figures],
+        )
+        for part in _parts(group, style)
+        if part.figures or part.tables or part.texts
+    ]
+    names = group.clients.names[:MAX_PICKED]
+    drawn = {f.id: [panel.specs for panel in f.panels] for part in parts for f in part.figures}
+    return {
+        "index": index,
+        "prefix": prefix,
+        "title": group.title,
+        "facts": _facts(group),
+        "verdict": judge(group),
+        "results": _table(tables.results(group), prefix, leader),
+        "control": _table(tables.control(group), prefix),
+        "parts": parts,
+        "sections": [*((p.id, p.heading) for p in parts), (f"{prefix}again", "Do it again")],
+        "client_names": names,
+        "more_clients": len(group.clients) if len(group.clients) > len(names) else 0,
+        "folders": [_folder(folder) for folder in group.folders],
+        "data": {"figures": drawn, "clients": _clients(group)},
+    }
+
+
+def _parts(group: Group, style: dict[str, tuple[str, str]]) -> list[Part]:
+    def present(*found: Figure | None) -> list[Figure]:
+        return [figure for figure in found if figure is not None]
+
+    def filled(*found: tuple[str, Table]) -> list[dict[str, Any]]:
+        return [_table(table, heading=heading) for heading, table in found if table]
+
+    compared = filled(
+        ("", tables.against_paper(group)), ("By domain", tables.domains_against_paper(group))
+    )
+    return [
+        Part(
+            "learning",
+            "How fast, and for how many bytes",
+            present(figures.curves(group, style)),
+            filled(("Rounds to an accuracy", tables.speed(group))),
+        ),
+        Part(
+            "clients",
+            "Client by client",
+            present(figures.gains(group, style), figures.partition(group)),
+            filled(("Gain over Local", tables.gains(group)), ("By domain", tables.domains(group))),
+            client=True,
+        ),
+        Part("pairs", "Which method", present(figures.differences(group, style))),
+        Part(
+            "helpers",
+            "Who helps whom",
+            present(figures.matrix(group)),
+            filled(("Correlations and controls", tables.matrix(group))),
+        ),
+        Part("newcomers", "Clients that came later", present(figures.new_clients(group, style))),
+        Part("lost", "Replies that did not count", [], filled(("", tables.dropped(group)))),
+        Part("paper", "Beside the paper", [], compared, _setting(group) if compared else []),
+    ]
+
+
+def _setting(group: Group) -> list[str]:
+    """In what the runs are not the paper's."""
+    told: dict[str, list[str]] = {}
+    for method in group.methods:
+        if paper.accuracy(group, method) is not None:
+            text = ", ".join(paper.differences(group, method))
+            told.setdefault(text, []).append(method.label)
+    if len(told) == 1:
+        return [f"Differs from the paper's setting in: {text}." for text in told]
+    return [
+        f"{', '.join(labels)}: differs from the paper's setting in {text}."
+        for text, labels in told.items()
+    ]
+
+
+def _facts(group: Group) -> str:
+    first = group.folders[0].experiment
+    data = first.data
+    kind: str = data.partition or "given"
+    if kind.startswith("dirichlet"):
+        kind += f" {data.alpha:g}"
+    seeds = {seed for method in group.methods for seed in method.runs}
+    cohort = first.cohort_size(len(group.clients))
+    return " · ".join(
+        [
+            group.title,
+            f"partition {kind}",
+            f"{cohort} clients per round",
+            count(first.rounds, "round"),
+            count(len(seeds), "seed"),
+            f"{count(first.train.epochs, 'local epoch')}, batch {first.train.batch_size or 'all'}, "
+            f"learning rate {first.train.lr:g}",
+            f"model {first.model.name or '?'}",
+        ]
+    )
+
+
+def _folder(folder: Folder) -> dict[str, Any]:
+    known = folder.environment
+    packages = known.get("packages")
+    data = known.get("data")
+    rows = {
+        "command": known.get("command"),
+        "data fingerprint": folder.fingerprint,
+        "data": f"{data.get('samples'):,} samples of {data.get('name')}"
+        if isinstance(data, dict) and isinstance(data.get("samples"), int)
+        else None,
+        "git commit": known.get("git_commit"),
+        "packages": ", ".join(f"{k} {v}" for k, v in packages.items())
+        if isinstance(packages, dict)
+        else None,
+        "python": known.get("python"),
+        "machine": ", ".join(
+            str(known[key]) for key in ("platform", "cpu") if known.get(key) is not None
+        ),
+        "cores": known.get("cores"),
+        "memory": size(known["memory_bytes"]) if known.get("memory_bytes") else None,
+    }
+    return {
+        "path": str(folder.path),
+        "toml": folder.text,
+        "environment": [(key, value) for key, value in rows.items() if value],
+    }
+
+
+def _clients(group: Group) -> dict[str, Any]:
+    """What the page tells of a picked client."""
+    clients, few = group.clients, slice(MAX_PICKED)
+    classes = None
+    if clients.counts is not None:
+        classes = [
+            [[clients.class_names[k], int(row[k])] for k in np.flatnonzero(row)]
+            for row in clients.counts[few]
+        ]
+
+    def percents(values: stats.Floats) -> list[float | None]:
+        return [None if np.isnan(v) else round(100 * float(v), 2) for v in values[few]]
+
+    methods = []
+    for method in group.methods:
+        gain = group.gain(method)
+        methods.append(
+            {
+                "label": method.label,
+                "last10": percents(stats.mean_over_seeds(method.scores("last10"))),
+                "best": percents(stats.mean_over_seeds(method.scores("best"))),
+                "gain": None if gain is None else percents(gain.per_client),
+            }
+        )
+    return {
+        "names": clients.names[few],
+        "domains": None if clients.domains is None else clients.domains[few],
+        "n_train": clients.n_train[few].tolist(),
+        "n_test": clients.n_test[few].tolist(),
+        "classes": classes,
+        "methods": methods,
+    }
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def _table(
+    table: Table, prefix: str = "", leader: str | None = None, heading: str = ""
+) -> dict[str, Any]:
+    """As the template reads it: intervals become positions on a strip."""
+    if not table:
+        return {}
+    ends = [v for row in table.rows for cell in row for v in (cell.interval or ())]
+    low, high = min([*ends, 0.0]), max([*ends, 0.0])
+
+    def at(value: float) -> float:
+        return 100 * (value - low) / ((high - low) or 1.0)
+
+    def strip(interval: tuple[float, float, float] | None) -> str:
+        if interval is None:
+            return ""
+        first, mean, last = map(at, interval)
+        return (
+            f"--zero:{at(0):.1f}%;--low:{first:.1f}%;--at:{mean:.1f}%;--width:{last - first:.1f}%"
+        )
+
+    return {
+        "id": prefix + table.id,
+        "caption": table.caption,
+        "heading": heading,
+        "columns": table.columns,
+        "labels": table.labels,
+        "leader": leader,
+        "rows": [
+            [{"text": c.text, "value": c.value, "strip": strip(c.interval)} for c in row]
+            for row in table.rows
+        ],
+    }
+
+
+# -- what the page carries ---------------------------------------------------------------------
+
+
+def _asset(name: str) -> str:
+    return files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _packed(text: str) -> str:
+    """Compressed, in characters that end no script and need no escape."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+def _plotly() -> str:
+    """The plotly.js inside the Python package; importing that package would take a second."""
+    found = importlib.util.find_spec("plotly")
+    if found is None or found.origin is None:
+        raise _missing("plotly")
+    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text("utf-8")
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise _missing(name) from None
+
+
+def _missing(name: str) -> UserError:
+    return UserError(f"the report needs {name}, which is not installed: pip install pgfed[report]")

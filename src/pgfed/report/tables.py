@@ -1,0 +1,428 @@
+"""The tables of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pgfed import stats
+from pgfed.report import paper
+from pgfed.report.group import FAMILY, Curve, Group, Method, Score
+from pgfed.report.numbers import NONE, bracketed, correlation, meaning, signed
+from pgfed.stats import Comparison, Correlation
+from pgfed.verdict import CONTROL
+from pgfed.words import percent, size
+
+TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What people read, and the number behind it for sorting and for CSV."""
+
+    text: str
+    value: float | str | None = None
+    interval: tuple[float, float, float] | None = None  # low, mean, high: drawn in the page
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns are (key for CSV, heading, explanation)."""
+
+    id: str
+    caption: str
+    columns: list[tuple[str, str, str]]
+    rows: list[list[Cell]] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)  # per row, the method it is about
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+# -- the tables --------------------------------------------------------------------------------
+
+
+def results(group: Group) -> Table:
+    """The table of the first screen."""
+    with_std = any(len(method.runs) > 1 for method in group.methods)
+    table = Table(
+        "results",
+        "Accuracy is the mean over all clients of each client's own model on its own test data"
+        + (", ± the standard deviation over seeds" if with_std else "")
+        + ". Gains are in percentage points, with a paired 95 % interval.",
+        [
+            ("method", "Method", "Name of the method; (control) marks PGFed with mu = 0"),
+            ("last10", "Last 10 rounds", "Mean accuracy of the last ten rounds"),
+            ("best", "Best on test", "Best round, chosen on test data as the paper does"),
+            ("gain", "Gain over Local", "Mean over clients of the last-10 accuracy minus Local's"),
+            ("gained", "Gained", "Clients better off than alone"),
+            ("lost", "Lost", "Clients worse off than alone"),
+            ("sent", "Sent (× FedAvg)", "Bytes in both directions, all clients, one run"),
+            ("images_per_second", "Images/s", "Training samples per second of client work"),
+        ],
+    )
+    fedavg = next((m.sent() for m in group.methods if m.name == "fedavg"), None)
+    for method in group.methods:
+        gain, local = group.gain(method), group.local(method)
+        compared = None if local is None or gain is None else group.compare(method, local)
+        ratio = f" ({method.sent() / fedavg:.2f})" if fedavg else ""
+        speed = method.images_per_second()
+        label = method.label + (" (control)" if method.name == CONTROL else "")
+        row = [
+            Cell(label, method.label),
+            _score(method, "last10"),
+            _score(method, "best"),
+            _difference(compared),
+            Cell(NONE) if gain is None else Cell(str(gain.gained), gain.gained),
+            Cell(NONE) if gain is None else Cell(str(gain.harmed), gain.harmed),
+            Cell(size(method.sent()) + ratio, method.sent()),
+            Cell(NONE) if speed is None else Cell(f"{speed:,.0f}", speed),
+        ]
+        table.rows.append(row)
+        table.labels.append(method.label)
+    return table
+
+
+def control(group: Group) -> Table:
+    """What the explicit objective itself contributes."""
+    table = Table(
+        "control",
+        f"{CONTROL} is PGFed with mu = 0: trained and scored alike, without the other clients' "
+        "risks in the objective. The difference is what the explicit objective contributes.",
+        [
+            ("method", "Method", "A method of the PGFed family"),
+            ("control", "Control", "PGFed with mu = 0"),
+            ("difference", "Difference", "Points, mean over clients and seeds, 95 % interval"),
+            ("better", "Better", "Clients better off than with the control"),
+            ("worse", "Worse", "Clients worse off than with the control"),
+            ("equal", "Equal", "Clients equally well off"),
+            ("meaning", "Reading", "Whether the interval leaves out zero"),
+        ],
+    )
+    for method in group.methods:
+        if method.name not in FAMILY:
+            continue
+        other = group.control(method)
+        found = None if other is None else group.compare(method, other)
+        if other is None or found is None:
+            cells = [Cell(NONE)] * 5 + [Cell("not in the run: add it")]
+        else:
+            counts = [Cell(str(n), n) for n in (found.better, found.worse, found.equal)]
+            cells = [Cell(other.label), _difference(found), *counts, Cell(meaning(found))]
+        table.rows.append([Cell(method.label), *cells])
+        table.labels.append(method.label)
+    return table
+
+
+def gains(group: Group) -> Table:
+    """Individual gain over Local (the paper's third table)."""
+    table = Table(
+        "gains",
+        "Gain over Local per client, in points, on the last ten rounds; each client's mean over "
+        "the seeds.",
+        [
+            ("method", "Method", ""),
+            ("mean", "Mean", "Over the clients"),
+            ("std", "Std", "Sample standard deviation over the clients"),
+            ("worst_decile", "Worst tenth", "Mean over the tenth of the clients that gained least"),
+            ("minimum", "Minimum", "The client that gained least"),
+            ("maximum", "Maximum", "The client that gained most"),
+            ("gained", "Gained", "Clients better off than alone"),
+            ("lost", "Lost", "Clients worse off than alone"),
+            ("unchanged", "Unchanged", "Clients exactly as well off"),
+        ],
+    )
+    for method in group.methods:
+        gain = group.gain(method)
+        if gain is None:
+            continue
+        lowest, highest = np.nanmin(gain.per_client), np.nanmax(gain.per_client)
+        values = [gain.mean, gain.std, gain.worst_decile, float(lowest), float(highest)]
+        cells = [_points(v) if k != 1 else _plain(100 * v, v) for k, v in enumerate(values)]
+        counts = [Cell(str(n), n) for n in (gain.gained, gain.harmed, gain.unchanged)]
+        table.rows.append([Cell(method.label), *cells, *counts])
+        table.labels.append(method.label)
+    return table
+
+
+def speed(group: Group) -> Table:
+    """Rounds until the seed-mean curve reaches an accuracy (the paper's second table)."""
+    best = max((max(m.mean_curve.accuracy, default=0.0) for m in group.methods), default=0.0)
+    targets = [target for target in TARGETS if target <= best]
+    table = Table(
+        "rounds",
+        "First round in which the mean over seeds reaches an accuracy; single seeds in brackets.",
+        [("method", "Method", "")]
+        + [(f"to_{100 * t:.0f}", f"{100 * t:.0f} %", "Rounds to this accuracy") for t in targets],
+    )
+    if not targets:
+        return table
+    for method in group.methods:
+        cells = [_reached(method, target) for target in targets]
+        table.rows.append([Cell(method.label), *cells])
+        table.labels.append(method.label)
+    return table
+
+
+def _reached(method: Method, target: float) -> Cell:
+    def first(curve: Curve) -> int | None:
+        return stats.rounds_to(curve.rounds, curve.accuracy, target)
+
+    reached = first(method.mean_curve)
+    text = NONE if reached is None else str(reached)
+    if len(method.runs) > 1:
+        each = [first(method.curve(seed)) for seed in method.seeds]
+        text += f" ({', '.join(NONE if t is None else str(t) for t in each)})"
+    return Cell(text, reached)
+
+
+def domains(group: Group) -> Table:
+    """Accuracy by domain, at each method's best round (the paper's Office-Home table)."""
+    names = group.clients.domains or []
+    found = list(dict.fromkeys(names))
+    table = Table(
+        "domains",
+        "Mean accuracy of the clients of each domain, at the method's best round on test data.",
+        [("method", "Method", "")]
+        + [(name, name, f"Clients of the domain {name}") for name in found]
+        + [("all", "All clients", "")],
+    )
+    if len(found) < 2:
+        return table
+    member = np.array(names)
+    for method in group.methods:
+        best = method.scores("best")
+        cells = [_seeds(np.nanmean(best[:, member == name], axis=1).tolist()) for name in found]
+        table.rows.append([Cell(method.label), *cells, _score(method, "best")])
+        table.labels.append(method.label)
+    return table
+
+
+def matrix(group: Group) -> Table:
+    """Experiment E4 with its controls."""
+    table = Table(
+        "matrix",
+        "Correlation (Pearson's r, permutation p) of the changes of A with the clients' training "
+        "samples. A client with more data takes more steps of its alphas in a round, so the rows "
+        "must also be read per step; by how often a pair met is the other control.",
+        [
+            ("run", "Run", "Method and seed"),
+            ("column_size", "Column mean ~ n", "Weight others give to j; the paper: positive"),
+            ("row_size", "Row mean ~ n", "Weight i gives to others; the paper: negative"),
+            ("column_step", "Column, per step ~ n", "The control: change per step of alpha"),
+            ("row_step", "Row, per step ~ n", "The control: change per step of alpha"),
+            ("column_met", "Column ~ meetings", "Is it only how often j was met?"),
+            ("meetings", "Meetings per pair", "Rounds in which i trained with j's gradient"),
+            ("at_zero", "At zero", "Share of entries clamped at zero"),
+            ("increased", "Increased", "Share of entries above 1/M"),
+            ("never_met", "Never met", "Share of entries that could not change"),
+        ],
+    )
+    for method in group.methods:
+        for run in method.runs.values():
+            found = group.helpfulness(method, run)
+            if found is None:
+                continue
+            correlations = [
+                found.column_size,
+                found.row_size,
+                found.column_per_step_size,
+                found.row_per_step_size,
+                found.column_meetings,
+            ]
+            shares = [found.at_zero, found.increased, found.never_met]
+            table.rows.append(
+                [
+                    Cell(method.run_label(run)),
+                    *map(_correlation, correlations),
+                    _plain(found.meetings_per_pair),
+                    *(Cell(percent(share), share) for share in shares),
+                ]
+            )
+            table.labels.append(method.label)
+    return table
+
+
+def dropped(group: Group) -> Table:
+    """Replies that did not count."""
+    table = Table(
+        "dropped",
+        "Replies that did not come or were refused; the round went on without them.",
+        [
+            ("method", "Method", ""),
+            ("replies", "Replies", "Dropped replies over all seeds"),
+            ("clients", "Clients", "How many clients were concerned"),
+            ("reasons", "Reasons", "How often each"),
+        ],
+    )
+    for method in group.methods:
+        found = [drop for run in method.runs.values() for drop in run.history.dropped]
+        if not found:
+            continue
+        reasons: dict[str, int] = {}
+        for _, _, reason in found:
+            reasons[reason] = reasons.get(reason, 0) + 1
+        clients = len({client for _, client, _ in found})
+        told = "; ".join(f"{reason}: {n}" for reason, n in sorted(reasons.items()))
+        table.rows.append(
+            [
+                Cell(method.label),
+                Cell(str(len(found)), len(found)),
+                Cell(str(clients), clients),
+                Cell(told),
+            ]
+        )
+        table.labels.append(method.label)
+    return table
+
+
+def against_paper(group: Group) -> Table:
+    """Ours beside the paper's, where data set, number of clients and method match."""
+    table = Table(
+        "paper",
+        "Luo et al., ICCV 2023. Accuracy is best-on-test, as the paper prints; mean ± std.",
+        [
+            ("method", "Method", ""),
+            ("accuracy", "Best on test", "Ours"),
+            ("accuracy_paper", "Paper", "Paper: best on test"),
+            ("gain", "Gain over Local", "Ours: at each method's best round, ± std over clients"),
+            ("gain_paper", "Paper", "Paper: individual gain"),
+            ("rounds", "Rounds to 70 %", "Ours"),
+            ("rounds_paper", "Paper", "Paper: rounds to 70 %"),
+            ("sent", "Bytes × FedAvg", "Ours"),
+            ("sent_paper", "Paper", "Paper: communication cost"),
+            ("speed", "Images/s × FedAvg", "Ours"),
+            ("speed_paper", "Paper", "Paper: local computation speed"),
+        ],
+    )
+    fedavg = next((m for m in group.methods if m.name == "fedavg"), None)
+    for method in group.methods:
+        row = paper.accuracy(group, method)
+        speed = paper.relative_speed(group, method)
+        if row is None and speed is None:
+            continue
+        gain, paper_gain = group.gain(method, "best"), paper.gain(group, method)
+        reached = stats.rounds_to(method.mean_curve.rounds, method.mean_curve.accuracy, 0.7)
+        paper_rounds = paper.rounds_to_70(group, method)
+        ratio = method.sent() / fedavg.sent() if fedavg and fedavg.sent() else None
+        own_speed, base = method.images_per_second(), fedavg and fedavg.images_per_second()
+        table.rows.append(
+            [
+                Cell(method.label),
+                _score(method, "best"),
+                _printed(row),
+                Cell(NONE)
+                if gain is None
+                else Cell(f"{signed(gain.mean)} ± {100 * gain.std:.1f}", gain.mean),
+                _printed(paper_gain, gain=True),
+                Cell(NONE if reached is None else str(reached), reached),
+                Cell(NONE if paper_rounds is None else str(paper_rounds), paper_rounds),
+                _ratio(ratio),
+                _ratio(paper.bytes_ratio(method)),
+                _ratio(own_speed / base if own_speed and base else None),
+                _ratio(speed),
+            ]
+        )
+        table.labels.append(method.label)
+    return table
+
+
+def domains_against_paper(group: Group) -> Table:
+    """The paper's Office-Home table in its own form."""
+    found = list(dict.fromkeys(group.clients.domains or []))
+    table = Table(
+        "paper-domains",
+        "Accuracy by domain, ours and the paper's (Luo et al., ICCV 2023).",
+        [("method", "Method", "")]
+        + [
+            column
+            for name in found
+            for column in ((name, name, "Ours"), (f"{name}_paper", "Paper", "Paper"))
+        ],
+    )
+    own = domains(group)
+    ours = dict(zip(own.labels, own.rows, strict=True))
+    for method in group.methods:
+        rows = [paper.domain_accuracy(group, method, name) for name in found]
+        if method.label not in ours or not any(rows):
+            continue
+        cells = [
+            cell
+            for mine, row in zip(ours[method.label][1:-1], rows, strict=True)
+            for cell in (mine, _printed(row))
+        ]
+        table.rows.append([Cell(method.label), *cells])
+        table.labels.append(method.label)
+    return table
+
+
+def overview(groups: Sequence[Group]) -> Table:
+    """All federations side by side (the paper's main table)."""
+    labels = list(dict.fromkeys(m.label for group in groups for m in group.methods))
+    table = Table(
+        "overview",
+        "Mean accuracy of the last ten rounds on each federation; best on test in brackets.",
+        [("method", "Method", "")] + [(g.title, g.title, "Last 10 (best on test)") for g in groups],
+    )
+    for label in labels:
+        cells = []
+        for group in groups:
+            method = next((m for m in group.methods if m.label == label), None)
+            if method is None:
+                cells.append(Cell(NONE))
+                continue
+            last, best = _score(method, "last10"), _score(method, "best")
+            cells.append(Cell(f"{last.text} ({best.text})", last.value))
+        table.rows.append([Cell(label), *cells])
+        table.labels.append(label)
+    return table
+
+
+# -- cells -------------------------------------------------------------------------------------
+
+
+def _score(method: Method, which: Score) -> Cell:
+    return _seeds(method.accuracy(which))
+
+
+def _seeds(values: Sequence[float]) -> Cell:
+    """Percent, with the standard deviation over seeds where there are several."""
+    mean, std = stats.mean_std(values)
+    if np.isnan(mean):
+        return Cell(NONE)
+    spread = "" if np.isnan(std) else f" ± {100 * std:.1f}"
+    return Cell(f"{100 * mean:.1f}{spread}", mean)
+
+
+def _difference(found: Comparison | None) -> Cell:
+    if found is None:
+        return Cell(NONE)
+    return Cell(bracketed(found), found.mean, (found.low, found.mean, found.high))
+
+
+def _points(value: float) -> Cell:
+    return Cell(signed(value), value)
+
+
+def _plain(shown: float, value: float | None = None) -> Cell:
+    if np.isnan(shown):
+        return Cell(NONE)
+    return Cell(f"{shown:.1f}", shown if value is None else value)
+
+
+def _ratio(value: float | None) -> Cell:
+    return Cell(NONE) if value is None else Cell(f"{value:.2f}", value)
+
+
+def _printed(row: dict[str, float] | None, gain: bool = False) -> Cell:
+    """A number of the paper's, in percent there."""
+    if row is None:
+        return Cell(NONE)
+    mean = signed(row["mean"] / 100, 2) if gain else f"{row['mean']:.2f}"
+    return Cell(f"{mean} ± {row['std']:.2f}", row["mean"] / 100)
+
+
+def _correlation(found: Correlation) -> Cell:
+    return Cell(correlation(found), None if np.isnan(found.r) else found.r)

@@ -1,0 +1,238 @@
+"""`pgfed run`: what it prints, what it leaves, and that it can be repeated."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cli.cli_tools import SMALL, Done, blobs, tree
+
+Command = Callable[..., Done]
+
+BOTH = ["--set", 'methods=["pgfed", "local"]', *SMALL]
+
+
+def test_prints_the_table_the_verdict_and_the_folder(pgfed: Command, tmp_path: Path) -> None:
+    done = pgfed("run", *BOTH)
+    assert done.code == 0
+    assert re.search(r"last 10 rounds +best \(on test\) +gain over Local", done.out)
+    assert re.search(r"^pgfed .* %", done.out, re.MULTILINE)
+    assert "Run folder: runs/digits" in done.out
+    assert "clients do better than alone" in done.out or "did not help" in done.out
+    assert (tmp_path / "runs/digits/summary.json").is_file()
+
+
+def test_runs_without_folder_go_side_by_side(pgfed: Command, tmp_path: Path) -> None:
+    for name in ("digits", "digits-2", "digits-3"):
+        assert f"runs/{name}\n" in pgfed("run", *BOTH, "--set", "rounds=1").out
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == [
+        "digits",
+        "digits-2",
+        "digits-3",
+    ]
+
+
+def test_an_empty_folder_will_do(pgfed: Command, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    assert pgfed("run", *BOTH, "--out", "new").code == 0
+    assert (tmp_path / "new/summary.json").is_file()
+
+
+def test_plain_lines_where_there_is_no_terminal(pgfed: Command) -> None:
+    lines = pgfed("run", *BOTH).err.splitlines()
+    last = [line for line in lines if "round 2/2" in line]
+    assert [line.split()[0] for line in last] == ["local", "pgfed"]  # Local goes first
+    for line in last:
+        assert re.fullmatch(
+            r"\S+ seed 0 round 2/2, accuracy [\d.]+ %, [\d,]+ images/s, \d+ s left", line
+        )
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_quiet_prints_nothing(pgfed: Command, tmp_path: Path) -> None:
+    done = pgfed("run", *BOTH, "--quiet", "--out", "here")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert (tmp_path / "here/summary.json").is_file()
+
+
+def test_json_is_the_summary_and_nothing_else(pgfed: Command, tmp_path: Path) -> None:
+    done = pgfed("run", *BOTH, "--json", "--out", "here")
+    summary = json.loads(done.out)
+    assert summary == json.loads((tmp_path / "here/summary.json").read_text())
+    assert [(row["method"], row["seed"]) for row in summary] == [("pgfed", 0), ("local", 0)]
+
+
+def test_dry_run_says_what_would_run_and_writes_nothing(pgfed: Command, tmp_path: Path) -> None:
+    done = pgfed("run", *BOTH, "--dry-run", "--set", "rounds=300")
+    assert done.code == 0
+    assert "2 methods x 1 seed x 300 rounds, 1 of 4 clients per round" in done.out
+    assert re.search(r"^ +3 +\d+ +\d+ +\d+ ", done.out, re.MULTILINE)  # the last client's samples
+    # PGFed sends 3 models down and 2 up, one down in round 1: METHODS' formula, M = 1.
+    model = 4 * (64 * 128 + 128 + 128 * 10 + 10)
+    down, up = ((3 * 300 - 2) * model / 1e6, 2 * 300 * model / 1e6)
+    assert re.search(rf"^pgfed +\S+ \S+ +{down:.1f} MB +{up:.1f} MB", done.out, re.MULTILINE)
+    assert re.search(r"Estimated in all: .* MB of memory, [\d.]+ [kM]B on disk, .* sent", done.out)
+    assert tree(tmp_path) == set()
+
+
+def test_the_resolved_experiment_repeats_the_run(pgfed: Command, tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", **blobs(200))
+    changed = ["--set", "data.dataset=npz:own.npz", "--set", "method.pgfed.mu=0.05"]
+    more = ["--set", "method.pgfed.epochs=2", "--set", "cohort=0.5", "--set", "seeds=[3,1]"]
+    pgfed("run", *BOTH, *changed, *more, "--out", "first")
+    (tmp_path / "elsewhere").mkdir()
+    # From another folder, and on two worker processes: the same bits.
+    done = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "pgfed",
+                "run",
+                "../first/experiment.toml",
+                "--out",
+                "../second",
+            ),
+            *("--quiet", "--set", "engine.backend=process", "--set", "engine.workers=2"),
+        ],
+        cwd=tmp_path / "elsewhere",
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    files = sorted((tmp_path / "first").rglob("*.safetensors"))
+    assert len(files) > 8
+    for file in [*files, *(tmp_path / "first").rglob("alpha.npz")]:
+        again = tmp_path / "second" / file.relative_to(tmp_path / "first")
+        assert file.read_bytes() == again.read_bytes(), file.name
+    for file in (tmp_path / "first").rglob("clients.csv"):
+        again = tmp_path / "second" / file.relative_to(tmp_path / "first")
+        assert file.read_text() == again.read_text()
+
+
+OWN = {
+    "colour images": lambda d: {"x": np.random.default_rng(0).integers(0, 256, (90, 3, 20, 20))},
+    "grey images": lambda d: {"x": np.random.default_rng(0).integers(0, 256, (90, 20, 20))},
+    "tiny images": lambda d: {"x": np.random.default_rng(0).integers(0, 256, (90, 1, 6, 9))},
+}
+
+
+@pytest.mark.parametrize("change", OWN.values(), ids=OWN)
+def test_images_of_a_stranger(
+    pgfed: Command, tmp_path: Path, change: Callable[..., dict[str, np.ndarray]]
+) -> None:
+    data = blobs(90) | change(None)
+    data |= {"x": data["x"].astype(np.uint8), "y": data["y"] * 7 - 5}
+    # The last client has three samples.
+    data["client"] = np.repeat([12, 40, 7, 99], [30, 30, 27, 3])
+    np.savez(tmp_path / "own.npz", **data)
+    done = pgfed("run", *SMALL[:4], "--set", "data.dataset=npz:own.npz", "--set", "train.epochs=1")
+    assert done.code == 0, done.err
+    folder = tmp_path / "runs/digits/pgfed/seed-0"
+    manifest = json.loads((folder / "models/manifest.json").read_text())
+    assert manifest["classes"] == ["-5", "2", "9"]
+    assert [c["label"] for c in manifest["clients"]] == ["7", "12", "40", "99"]
+    assert manifest["clients"][3]["n_train"] + manifest["clients"][3]["n_test"] == 3
+    expected = "mlp" if min(manifest["input_shape"][1:]) < 16 else "cnn"
+    assert manifest["model"] == expected
+
+
+def test_feature_vectors_of_a_stranger(pgfed: Command, tmp_path: Path) -> None:
+    data = blobs(120)
+    data |= {"y": data["y"] + 10, "client": np.repeat([0, 1, 2, 3], [40, 40, 37, 3])}
+    np.savez(tmp_path / "own.npz", **data)
+    exp = tmp_path / "plant.toml"
+    exp.write_text(
+        'rounds = 12\ncohort = 1\nmethods = ["local", "pgfed"]\n'
+        '[data]\ndataset = "npz:own.npz"\n[engine]\nbackend = "serial"\n'
+    )
+    done = pgfed("run", exp, "--json")
+    assert done.code == 0, done.err
+    by_method = {row["method"]: row for row in json.loads(done.out)}
+    assert by_method["pgfed"]["last10_accuracy"] > 0.9
+    assert (tmp_path / "runs/plant/experiment.toml").is_file()
+
+
+def test_folders_of_images(pgfed: Command, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site in ("north", "south"):
+        for name, level in (("cat", 60), ("dog", 190)):
+            (tmp_path / "pets" / site / name).mkdir(parents=True)
+            for k in range(12):
+                pixels = rng.normal(level, 20, (18, 18, 3)).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "pets" / site / name / f"{k}.png")
+    settings = ["data.dataset=folder:pets", "data.partition=domain", "data.min_samples=5"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    done = pgfed("run", *BOTH, *words, "--out", "here")
+    assert done.code == 0, done.err
+    clients = (tmp_path / "here/pgfed/seed-0/clients.csv").read_text().splitlines()
+    assert [line.split(",")[1] for line in clients[1:]] == ["north", "north", "south", "south"]
+
+
+def test_clients_without_test_data_are_left_out_and_counted(pgfed: Command, tmp_path: Path) -> None:
+    data = blobs(80)
+    split = np.arange(80) % 2
+    split[:20] = 0  # the first client keeps nothing for testing
+    np.savez(tmp_path / "own.npz", **data, client=np.arange(80) // 20, split=split)
+    done = pgfed("run", *BOTH[:6], "--set", "data.dataset=npz:own.npz", "--out", "here")
+    assert "1 client without test data left out" in done.out
+    first = (tmp_path / "here/pgfed/seed-0/clients.csv").read_text().splitlines()[1]
+    assert first.split(",")[:7] == ["0", "", "20", "0", "", "", ""]
+
+
+def test_no_test_data_at_all(pgfed: Command) -> None:
+    done = pgfed("run", *BOTH, "--set", "data.test_share=0", "--json")
+    assert done.code == 0, done.err
+    assert {row["best_accuracy"] for row in json.loads(done.out)} == {None}
+    assert "No client has test data" in pgfed("run", *BOTH, "--set", "data.test_share=0").out
+
+
+def test_an_error_in_a_client_is_one_line(
+    pgfed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from pgfed.core import Algorithm\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Broken(Algorithm):\n"
+        "    name = 'broken'\n"
+        "    summary = 'fails'\n"
+        "    leaves = {}\n\n"
+        "    def local_update(self, task, state, message, data, rng):\n"
+        "        raise ZeroDivisionError('of nothing')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["run", *BOTH, "--set", 'methods=["broken:Broken"]', "--quiet"]
+    done = pgfed(*words)
+    assert done.code == 1
+    for word in ("broken", "round 1", "client", "train", "of nothing", "--debug"):
+        assert word in done.line
+    with pytest.raises(Exception, match="of nothing"):
+        pgfed("--debug", *words)
+
+
+def test_ctrl_c_ends_cleanly(tmp_path: Path) -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "pgfed", "run", "--out", "here", "--set", "rounds=100000"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stderr is not None
+    assert "round" in running.stderr.readline()  # it is under way
+    running.send_signal(signal.SIGINT)
+    _, rest = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "interrupted during local, seed 0" in rest.splitlines()[-1]
+    assert "Traceback" not in rest
+    history = (tmp_path / "here/local/seed-0/history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in history] == list(range(1, len(history) + 1))

@@ -1,0 +1,105 @@
+"""The table and the sentence at the end of a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pgfed import verdict
+from pgfed.runner import Outcome
+from pgfed.words import count, duration, percent, points, size
+
+
+def outcome(method: str, last10: list[float], alone: list[float] | None, seed: int = 0) -> Outcome:
+    scores = np.array(last10)
+    mean = None if np.isnan(scores).all() else float(np.nanmean(scores))
+    record = {"round": 1, "mean_accuracy": mean, "images": 90, "train_seconds": 0.5}
+    record |= {"bytes_down": 1000, "bytes_up": 500, "seconds": 1.0, "cohort": [0]}
+    return Outcome(
+        method=method,
+        seed=seed,
+        history=[record],
+        n_clients=len(last10),
+        best=scores,
+        final=scores,
+        last10=scores,
+        best_accuracy=mean,
+        best_round=1,
+        alpha=None,
+        gain=None if alone is None else scores - np.array(alone),
+    )
+
+
+LOCAL = [0.5, 0.5, 0.75, 0.5]
+BETTER = [0.75, 0.5, 0.5, 1.0]
+
+
+def test_rows_are_means_over_the_seeds() -> None:
+    rows = verdict.rows(
+        [
+            outcome("local", LOCAL, LOCAL),
+            outcome("pgfed", BETTER, LOCAL),
+            outcome("pgfed", LOCAL, LOCAL, seed=1),
+        ]
+    )
+    assert [row["method"] for row in rows] == ["local", "pgfed"]
+    assert rows[0]["gain over Local"] == ""
+    assert rows[1] == {
+        "method": "pgfed",
+        "last 10 rounds": "62.5 %",
+        "best (on test)": "62.5 %",
+        "gain over Local": "+6.2",
+        "clients gained": "1",
+        "clients harmed": "0.5",
+        "sent": "3 kB",
+        "images/s": "180",
+    }
+
+
+def test_federating_helped() -> None:
+    said = verdict.sentence([outcome("local", LOCAL, LOCAL), outcome("pgfed", BETTER, LOCAL)])
+    assert said == (
+        "Federating helped: with pgfed 2 of 4 clients do better than alone, 1 worse; "
+        "on average 56.2 % becomes 68.8 %."
+    )
+
+
+def test_pgfed_is_held_against_its_control() -> None:
+    runs = [outcome("local", LOCAL, LOCAL), outcome("pgfed", BETTER, LOCAL)]
+    said = verdict.sentence([*runs, outcome("fedavg-local", BETTER, LOCAL)])
+    assert said.endswith("PGFed's own objective adds +0.0 points to its control fedavg-local.")
+
+
+def test_federating_did_not_help() -> None:
+    worse = [value - 0.25 for value in LOCAL]
+    said = verdict.sentence([outcome("local", LOCAL, LOCAL), outcome("pgfed", worse, LOCAL)])
+    assert said == "Federating did not help here: no method beats Local's 56.2 %."
+
+
+def test_nothing_to_compare_with() -> None:
+    assert "nothing to compare" in verdict.sentence([outcome("local", LOCAL, LOCAL)])
+    assert "add 'local'" in verdict.sentence([outcome("pgfed", LOCAL, None)])
+    unknown = [float("nan")] * 2
+    assert "No client has test data" in verdict.sentence([outcome("local", unknown, unknown)])
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (percent(0.12345), "12.3 %"),
+        (percent(None), "–"),
+        (points(-0.02), "-2.0"),
+        (size(0), "0 B"),
+        (size(999), "999 B"),
+        (size(1_234_000), "1.23 MB"),
+        (size(5e13), "50 TB"),
+        (duration(59), "59 s"),
+        (duration(61), "1 min"),
+        (duration(7200), "2.0 h"),
+        (duration(200_000), "2.3 days"),
+        (count(1, "client"), "1 client"),
+        (count(1200, "client"), "1,200 clients"),
+    ],
+)
+def test_words(said: str, expected: str) -> None:
+    assert said == expected

@@ -1,0 +1,121 @@
+"""A small federation of three sites with digits, and the same as one simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+
+from pgfed import experiment as experiments
+from pgfed.core import Algorithm
+from pgfed.data import datasets
+from pgfed.data.federation import Federation, build
+from pgfed.engine import Run, Serial
+from pgfed.flower import folder as folders
+from pgfed.flower.folder import FederationFolder, SiteFolder, load_experiment
+
+SITES = 3
+EXPERIMENT: dict[str, Any] = {
+    "name": "small",
+    "rounds": 3,
+    "cohort": 0.7,  # two of three: somebody always rests
+    "methods": ["pgfed"],
+    "train": {"epochs": 1, "batch_size": 20, "lr": 0.05},
+}
+
+
+def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x, y and each sample's client: 240 samples, unevenly divided; each site lacks classes."""
+    data = datasets.load("digits", None)
+    rng = np.random.default_rng(0)
+    keep = np.sort(rng.permutation(len(data.y))[:240])
+    x, y = data.x[keep], data.y[keep]
+    client = np.select([y < 5, y < 8], [0, 1], default=2)
+    moved = rng.random(len(y)) < 0.2
+    return x, y, np.where(moved, (client + 1) % SITES, client)
+
+
+def make(path: Path, server: str = "127.0.0.1:9", **changes: Any) -> FederationFolder:
+    """The federation's folder with all sites' folders in it, and each site's data beside."""
+    path.mkdir(parents=True, exist_ok=True)
+    experiment = path / "wanted.toml"
+    experiment.write_text(tomli_w.dumps({**EXPERIMENT, **changes}))
+    place = path / "federation"
+    folders.init(
+        place,
+        sites=SITES,
+        experiment=experiment,
+        server=server,
+        classes=None,
+        shape=None,
+        insecure=False,
+    )
+    x, y, client = digits()
+    for i in range(SITES):
+        np.savez(path / f"data-{i}.npz", x=x[client == i], y=y[client == i])
+        site = site_path(place, i)
+        text = (site / "site.toml").read_text()
+        (site / "site.toml").write_text(
+            text.replace('data = ""', f'data = "npz:../../../data-{i}.npz"')
+        )
+    return FederationFolder(place)
+
+
+def site_path(place: Path, client: int) -> Path:
+    return place / "sites" / folders.site_name(client, SITES)
+
+
+def site_folder(folder: FederationFolder, client: int) -> SiteFolder:
+    return SiteFolder(site_path(folder.path, client))
+
+
+def simulated(folder: FederationFolder) -> tuple[experiments.Experiment, Federation]:
+    """The same federation with all data in one place."""
+    experiment, _ = load_experiment(folder.experiment_file)
+    x, y, client = digits()
+    data = datasets.Dataset.from_arrays(
+        "digits", x, y, client=client, class_names=folder.agreement.classes
+    )
+    return experiment, build(
+        data,
+        partition="given",
+        test_share=experiment.data.test_share,
+        validation_share=experiment.data.validation_share,
+        seed=experiment.data.seed,
+    )
+
+
+def serial(folder: FederationFolder, method: str, seed: int = 0, lose: Any = None) -> Run:
+    """The reference: all rounds in this process."""
+    experiment, federation = simulated(folder)
+    _, methods = load_experiment(folder.experiment_file)
+    run = Run(
+        methods[method],
+        federation,
+        Serial(federation, experiment.model.name or "mlp"),
+        seed=seed,
+        rounds=experiment.rounds,
+        cohort=experiment.cohort_size(SITES),
+        evaluate_every=experiment.evaluate_every,
+        lose=lose,
+    )
+    while not run.finished:
+        run.step()
+    return run
+
+
+def all_methods() -> dict[str, type[Algorithm]]:
+    from pgfed import algorithms
+
+    return {name: algorithms.get(name) for name in algorithms.METHODS}
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    """Equal, bit for bit."""
+    return set(left) == set(right) and all(
+        torch.equal(v, right[k]) if isinstance(v, torch.Tensor) else v == right[k]
+        for k, v in left.items()
+    )
