@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -251,25 +253,36 @@ def ended(folder: str, seconds: float = 30.0) -> bool:
 @pytest.fixture(scope="class")
 def cluster() -> Iterator[Any]:
     """Two nodes with one core each, as `ray start` starts them, but on loopback."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # Ray's own files and processes
-        import ray._private.ray_constants as constants
-        from ray.cluster_utils import Cluster
+    folder = tempfile.mkdtemp(prefix="pgfed-ray-", dir="/tmp")
+    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
+    node = {"node_ip_address": "127.0.0.1", "num_cpus": 1, "temp_dir": folder}
+    with pytest.MonkeyPatch.context() as patch:
+        with quiet():
+            import ray._private.ray_constants as constants
+            from ray.cluster_utils import Cluster
 
-        # Or Ray takes 127.0.0.1 in an address for the machine's outward one.
-        patch.setattr(constants, "ENABLE_RAY_CLUSTER", False)
-        folder = tempfile.mkdtemp(prefix="pgfed-ray-", dir="/tmp")
-        quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
-        node = {"node_ip_address": "127.0.0.1", "num_cpus": 1, "temp_dir": folder}
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={**node, "include_dashboard": False, "_system_config": quick},
-        )
-        cluster.add_node(**node)
+            # Or Ray takes 127.0.0.1 in an address for the machine's outward one.
+            patch.setattr(constants, "ENABLE_RAY_CLUSTER", False)
+            cluster = Cluster(
+                initialize_head=True,
+                head_node_args={**node, "include_dashboard": False, "_system_config": quick},
+            )
+            cluster.add_node(**node)
         yield cluster
-        cluster.shutdown()
-        assert ended(folder)
-        shutil.rmtree(folder)
+        with quiet():
+            cluster.shutdown()
+    assert ended(folder)
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Ray leaves files and processes of its own to the garbage collector."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+        gc.collect()
 
 
 class TestCluster:
@@ -294,15 +307,15 @@ class TestCluster:
     ) -> None:
         import ray as package
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
+        with quiet():
             package.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         try:
             with Ray(federation, "mlp", address=cluster.address, workers=1) as backend:
                 make_run(FedAvg(train=TRAIN), backend).step()
             assert package.is_initialized()
         finally:
-            package.shutdown()
+            with quiet():
+                package.shutdown()
 
 
 # -- without any instance ----------------------------------------------------------------------

@@ -11,6 +11,7 @@ Python finds them. Ray isolates nobody from anybody: a cluster belongs to one ow
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -477,3 +478,4 @@ def _quiet() -> Iterator[None]:
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", ResourceWarning)
         yield
+        gc.collect()
