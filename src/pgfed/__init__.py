@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from pgfed.core import Algorithm
     from pgfed.data.federation import Federation
     from pgfed.errors import UserError
+    from pgfed.takehome.load import load
 
 __version__ = "0.1.0"
-__all__ = ["Algorithm", "Federation", "Result", "UserError", "__version__", "run"]
+__all__ = ["Algorithm", "Federation", "Result", "UserError", "__version__", "load", "run"]
 
 # Loaded on first use: torch takes seconds, and `pgfed --help` does not need it.
 _HOMES = {
@@ -20,6 +21,7 @@ _HOMES = {
     "Federation": "pgfed.data.federation",
     "Result": "pgfed.api",
     "UserError": "pgfed.errors",
+    "load": "pgfed.takehome.load",
     "run": "pgfed.api",
 }
 

@@ -13,6 +13,7 @@ import typer
 
 from pgfed import __version__, algorithms
 from pgfed.errors import UserError
+from pgfed.takehome import commands as takehome
 
 app = typer.Typer(
     name="pgfed",
@@ -107,6 +108,10 @@ def run(
         str | None,
         typer.Option(help="Where to compute: cpu, cuda, ... (engine.device)."),
     ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="Models of which round: last, or best on validation (output.keep)."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     dry: Annotated[
@@ -116,8 +121,9 @@ def run(
     """Run all methods and seeds of an experiment file (or the built-in one) into a run folder."""
     from pgfed import experiment as experiments
 
-    overrides = [*(settings or []), *([f"engine.device={device}"] if device is not None else [])]
-    loaded = experiments.load(experiment, overrides)
+    named = {"engine.device": device, "output.keep": keep}
+    overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
+    loaded = experiments.load(experiment, [*(settings or []), *overrides])
     root = experiments.data_root(data_root)
 
     from pgfed import api, output, screens
@@ -213,3 +219,6 @@ def data_show(
 
         distribution_figure(federation, figure)
     screens.clients(federation)
+
+
+takehome.register(app)

@@ -234,6 +234,7 @@ def _small(experiment: Experiment) -> dict[str, Any]:
         "clients": 8 if domains else 10,
         "min_samples": 20,
     }
+    content["output"]["models"] = "last"
     if experiment.data.partition == "given":
         content["data"]["partition"] = "dirichlet"
     content["data"].pop("image_size", None)
@@ -268,10 +269,10 @@ def _apply(content: dict[str, Any], override: str) -> None:
         if not isinstance(inner, dict):
             raise UserError(f"--set {key.strip()}: {'.'.join(tables[: depth + 1])!r} is no table")
         content = inner
-    content[leaf] = _value(text)
+    content[leaf] = toml_value(text)
 
 
-def _value(text: str) -> Any:
+def toml_value(text: str) -> Any:
     """A TOML value; what does not parse is a string."""
     try:
         parsed = tomllib.loads(f"value = {text}")

@@ -82,7 +82,7 @@ def write_models(
             files[i] = shared
             continue
         name = NEVER_SAMPLED if is_common else f"client-{i:0{digits}}.safetensors"
-        files[i] = _write(folder / name, run, theta)
+        files[i] = write_model(folder / name, run.task.named(theta))
         if is_common:
             shared = files[i]
     manifest = {
@@ -99,10 +99,10 @@ def write_models(
         "normalisation": normalisation(setup.federation),
         "image_size": setup.experiment.data.image_size,
         "data_fingerprint": setup.federation.fingerprint,
-        "global": _write(folder / GLOBAL, run, run.global_model()),
+        "global": write_model(folder / GLOBAL, run.task.named(run.global_model())),
         "clients": [{**row, **files[row["client"]], **_scores(run, row["client"])} for row in rows],
     }
-    _write_manifest(folder, manifest)
+    write_manifest(folder, manifest)
 
 
 def complete_models(folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -110,10 +110,10 @@ def complete_models(folder: Path, rows: list[dict[str, Any]]) -> None:
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     known = {entry["client"]: entry for entry in manifest["clients"]}
     manifest["clients"] = [{**row, **known[row["client"]]} for row in rows]
-    _write_manifest(folder, manifest)
+    write_manifest(folder, manifest)
 
 
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     text = json.dumps(manifest, indent=2, allow_nan=False) + "\n"
     write_atomic(folder / "manifest.json", text)
 
@@ -146,9 +146,9 @@ def _personal(run: Run) -> Iterator[tuple[int, Tensor, bool]]:
         yield i, common if is_common and common is not None else theta, is_common
 
 
-def _write(path: Path, run: Run, theta: Tensor) -> dict[str, str]:
-    tensors = {name: value.cpu().contiguous() for name, value in run.task.named(theta).items()}
-    data = save(tensors)
+def write_model(path: Path, values: dict[str, Tensor]) -> dict[str, str]:
+    """A model file of a ``state_dict``; what a manifest says of it."""
+    data = save({name: value.cpu().contiguous() for name, value in values.items()})
     write_atomic(path, data)
     return {"file": path.name, "sha256": sha256(data)}
 

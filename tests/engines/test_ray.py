@@ -166,6 +166,7 @@ class TestOwnInstance:
         check_equal(pgfed_mo, run_all(dies, ray), "with a killed actor")
         assert marker.exists()
 
+    @pytest.mark.nightly
     def test_work_that_always_kills_ends_the_run(self, ray: Ray, pgfed_mo: dict[str, Any]) -> None:
         client = draw_cohort(SEED, 2, CLIENTS, COHORT)[0]
         run = make_run(ActorDies(train=TRAIN, client=client), ray)
@@ -255,8 +256,9 @@ def cluster() -> Iterator[Any]:
     """Two nodes with one core each, as `ray start` starts them, but on loopback."""
     folder = tempfile.mkdtemp(prefix="pgfed-ray-", dir="/tmp")
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
-    node = {"node_ip_address": "127.0.0.1", "num_cpus": 1, "temp_dir": folder}
+    node = {"node_ip_address": "127.0.0.1", "num_cpus": 1}
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
         with quiet():
             import ray._private.ray_constants as constants
             from ray.cluster_utils import Cluster

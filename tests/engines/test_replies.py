@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -50,10 +50,14 @@ def run_with(backend: Serial, method: str, **options: Any) -> Run:
     )
 
 
+@cache
+def outcome_if_lost(method: str) -> dict[str, Any]:
+    backend = Serial(trivial_federation(), small_model)
+    return outcome(run_with(backend, method, lose=lambda t, i: (t, i) == (ROUND, LIAR)))
+
+
 def check_as_if_lost(method: str, tamper: Tamper, reason: str, **options: Any) -> None:
-    honest = Serial(trivial_federation(), small_model)
-    lost = run_with(honest, method, lose=lambda t, i: (t, i) == (ROUND, LIAR), **options)
-    expected = outcome(lost)
+    expected = dict(outcome_if_lost(method))
     run = run_with(Tampering("train", tamper), method, **options)
     found = outcome(run)
     for record in run.history:
@@ -168,17 +172,9 @@ def test_nan_is_as_if_lost_in_every_method(method: str) -> None:
 
 def test_who_was_not_asked_is_not_heard() -> None:
     """A reply in the name of a client outside the cohort changes nothing but the record."""
-    federation = trivial_federation()
-
-    @dataclass
-    class Uninvited:
-        reply: list[State] | None = None
-
-        def __call__(self, reply: list[State], first: list[State]) -> Answers:
-            return [(LIAR, reply), (99, reply)]
-
-    honest = run_with(Serial(federation, small_model), "fedavg")
-    run = run_with(Tampering("train", Uninvited()), "fedavg")
+    honest = run_with(Serial(trivial_federation(), small_model), "fedavg")
+    backend = Tampering("train", lambda reply, first: [(LIAR, reply), (99, reply)])
+    run = run_with(backend, "fedavg")
     one, two = outcome(honest), outcome(run)
     assert two[f"round {ROUND}"]["dropped"] == [{"client": 99, "reason": "was not asked"}]
     two[f"round {ROUND}"]["dropped"] = []

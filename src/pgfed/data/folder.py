@@ -16,9 +16,9 @@ from pgfed.data.limits import MAX_PIXELS, check_size
 from pgfed.errors import UserError
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-_LITTER = {"thumbs.db", "desktop.ini"}
+LITTER = {"thumbs.db", "desktop.ini"}
 _GREY_MODES = {"1", "L", "LA"}
-_COLOUR_MODES = {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
+COLOUR_MODES = {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def read(folder: Path, image_size: int | None) -> Images:
     check_size(str(folder), len(samples) * channels * height * width)
     x = np.empty((len(samples), channels, height, width), dtype=np.uint8)
     for row, sample in zip(x, samples, strict=True):
-        with _opened(sample.path) as image:
+        with opened(sample.path) as image:
             converted = image.convert(mode)
         if image_size is not None:
             converted = converted.resize((width, height), Image.Resampling.BILINEAR)
@@ -109,7 +109,7 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(
             path
             for path in folder.iterdir()
-            if not path.name.startswith(".") and path.name.lower() not in _LITTER
+            if not path.name.startswith(".") and path.name.lower() not in LITTER
         )
     except OSError as error:
         raise UserError(f"{folder}: cannot be read ({error.strerror})") from None
@@ -122,9 +122,9 @@ def _common_form(
     mode = "L"
     first: tuple[Path, tuple[int, int]] | None = None
     for sample in samples:
-        with _opened(sample.path) as image:
+        with opened(sample.path) as image:
             size = image.size
-            if image.mode in _COLOUR_MODES:
+            if image.mode in COLOUR_MODES:
                 mode = "RGB"
         first = first or (sample.path, size)
         if image_size is None and size != first[1]:
@@ -139,7 +139,7 @@ def _common_form(
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def opened(path: Path) -> Iterator[Image.Image]:
     """An image that is small enough and of a kind that 8 bits per channel can hold."""
     try:
         with warnings.catch_warnings():
@@ -151,7 +151,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
                         f"{path}: {image.width}x{image.height} pixels; "
                         f"allowed: {MAX_PIXELS:,} in all"
                     )
-                if image.mode not in _GREY_MODES | _COLOUR_MODES:
+                if image.mode not in _GREY_MODES | COLOUR_MODES:
                     raise UserError(
                         f"{path}: pixels of mode {image.mode!r} do not fit 8 bits; convert the "
                         "image, or use npz: with a float array"

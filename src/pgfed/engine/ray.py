@@ -316,9 +316,13 @@ class Ray(Backend):
                 actor, work = busy.pop(ready[0])
                 try:
                     results = self._ray.get(ready[0])
-                except self._ray.exceptions.RayError:
+                except self._ray.exceptions.RayTaskError as error:
+                    raise ClientError(
+                        f"round {round}, clients {work}, {stage}: {_last_line(error)}"
+                    ) from None
+                except self._ray.exceptions.RayError as error:  # the actor, its node, or the reply
                     self._replace(actor)
-                    queue.put_back(work, "Ray's actor")
+                    queue.put_back(work, f"Ray's actor ({type(error).__name__})")
                     give()
                     continue
                 self._idle.append(actor)

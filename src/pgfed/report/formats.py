@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from pgfed import stats
+from pgfed.report import tables
 from pgfed.report.group import Group
-from pgfed.report.tables import Table
+from pgfed.report.tables import Cell, Table
+from pgfed.report.verdict import judge
 from pgfed.stats import Comparison
 
 CSV_COLUMNS = (
@@ -22,12 +24,55 @@ CSV_COLUMNS = (
 )
 
 
+def all_tables(groups: Sequence[Group]) -> Iterator[tuple[str, Table]]:
+    """Every table that has rows, with a heading."""
+    if len(groups) > 1:
+        yield "All federations", tables.overview(groups)
+    for group in groups:
+        found = {
+            "Results": tables.results(group),
+            "What PGFed's explicit objective adds": tables.control(group),
+            "Gain over Local": tables.gains(group),
+            "Rounds to an accuracy": tables.speed(group),
+            "By domain": tables.domains(group),
+            "The matrix A": tables.matrix(group),
+            "Replies that did not count": tables.dropped(group),
+            "Beside the paper": tables.against_paper(group),
+            "Beside the paper, by domain": tables.domains_against_paper(group),
+        }
+        for heading, table in found.items():
+            if table:
+                yield (heading if len(groups) == 1 else f"{group.title}: {heading}"), table
+
+
+def markdown_report(groups: Sequence[Group]) -> str:
+    """The verdict and all tables."""
+    lines = []
+    for group in groups:
+        verdict = judge(group)
+        lines += [f"# {_md(group.title)}", "", f"**{_md(verdict.headline)}**", ""]
+        lines += [_md(" ".join(verdict.sentences)), ""]
+        lines += [f"- {_md(caveat)}" for caveat in verdict.caveats]
+    for heading, table in all_tables(groups):
+        lines += ["", f"## {_md(heading)}", "", markdown(table)]
+    return "\n".join(lines)
+
+
+def latex_report(groups: Sequence[Group]) -> str:
+    """All tables; they need the package booktabs."""
+    return "\n".join(latex(table) for _, table in all_tables(groups))
+
+
 def markdown(table: Table) -> str:
     """GitHub's dialect."""
     head = [heading for _, heading, _ in table.columns]
     lines = [_md_line(head), _md_line(["---"] + ["---:"] * (len(head) - 1))]
-    lines += [_md_line([cell.text for cell in row]) for row in table.rows]
+    lines += [_md_line([_text(cell) for cell in row]) for row in table.rows]
     return "\n".join([*lines, "", f"*{_md(table.caption)}*", ""])
+
+
+def _text(cell: Cell) -> str:
+    return f"{cell.text} ({cell.note})" if cell.note else cell.text
 
 
 def _md_line(cells: Sequence[str]) -> str:
@@ -75,7 +120,7 @@ def _numbers(*values: float) -> list[str]:
 def latex(table: Table) -> str:
     """A booktabs table."""
     columns = "l" + "r" * (len(table.columns) - 1)
-    rows = [" & ".join(_tex(cell.text) for cell in row) + r" \\" for row in table.rows]
+    rows = [" & ".join(_tex(_text(cell)) for cell in row) + r" \\" for row in table.rows]
     return "\n".join(
         [
             r"\begin{table}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import gzip
-import importlib
 import importlib.util
 import json
 from collections.abc import Sequence
@@ -16,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from pgfed import __version__, stats
-from pgfed.errors import UserError
-from pgfed.report import figures, paper, tables
-from pgfed.report.figures import Figure
+from pgfed.report import figures, matrix, paper, tables
+from pgfed.report.drawing import Figure, Style, styles
 from pgfed.report.group import Group
 from pgfed.report.load import Folder
+from pgfed.report.needs import missing, module
 from pgfed.report.tables import Table
 from pgfed.report.verdict import judge
 from pgfed.words import count, size
@@ -30,10 +29,10 @@ MAX_PICKED = 1_000  # clients about whom the page knows everything
 
 def render(groups: Sequence[Group]) -> str:
     """The page. Equal runs give equal pages: it holds no date and no path but the folders'."""
-    markup = _module("markupsafe").Markup
-    environment = _module("jinja2").Environment(autoescape=True)
+    markup = module("markupsafe").Markup
+    environment = module("jinja2").Environment(autoescape=True)
     environment.filters["nb"] = lambda text: text.replace(" %", "\u00a0%")  # 95 % stays together
-    style = figures.styles(groups)
+    style = styles(groups)
     sections = [_group(group, k, len(groups), style) for k, group in enumerate(groups)]
     context = {
         "title": _title(groups),
@@ -70,7 +69,7 @@ class Part:
     client: bool = False  # whether a client can be picked here
 
 
-def _group(group: Group, index: int, of: int, style: dict[str, tuple[str, str]]) -> dict[str, Any]:
+def _group(group: Group, index: int, of: int, style: Style) -> dict[str, Any]:
     prefix = f"g{index}-" if of > 1 else ""
     leader = group.ranked[0].label if group.ranked else None
     parts = [
@@ -101,7 +100,7 @@ def _group(group: Group, index: int, of: int, style: dict[str, tuple[str, str]])
     }
 
 
-def _parts(group: Group, style: dict[str, tuple[str, str]]) -> list[Part]:
+def _parts(group: Group, style: Style) -> list[Part]:
     def present(*found: Figure | None) -> list[Figure]:
         return [figure for figure in found if figure is not None]
 
@@ -129,7 +128,7 @@ def _parts(group: Group, style: dict[str, tuple[str, str]]) -> list[Part]:
         Part(
             "helpers",
             "Who helps whom",
-            present(figures.matrix(group)),
+            present(matrix.matrix(group)),
             filled(("Correlations and controls", tables.matrix(group))),
         ),
         Part("newcomers", "Clients that came later", present(figures.new_clients(group, style))),
@@ -268,7 +267,7 @@ def _table(
         "labels": table.labels,
         "leader": leader,
         "rows": [
-            [{"text": c.text, "value": c.value, "strip": strip(c.interval)} for c in row]
+            [{**dataclasses.asdict(cell), "strip": strip(cell.interval)} for cell in row]
             for row in table.rows
         ],
     }
@@ -290,16 +289,5 @@ def _plotly() -> str:
     """The plotly.js inside the Python package; importing that package would take a second."""
     found = importlib.util.find_spec("plotly")
     if found is None or found.origin is None:
-        raise _missing("plotly")
+        raise missing("plotly")
     return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text("utf-8")
-
-
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise _missing(name) from None
-
-
-def _missing(name: str) -> UserError:
-    return UserError(f"the report needs {name}, which is not installed: pip install pgfed[report]")

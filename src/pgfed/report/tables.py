@@ -25,6 +25,7 @@ class Cell:
     text: str
     value: float | str | None = None
     interval: tuple[float, float, float] | None = None  # low, mean, high: drawn in the page
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def results(group: Group) -> Table:
         + (", ± the standard deviation over seeds" if with_std else "")
         + ". Gains are in percentage points, with a paired 95 % interval.",
         [
-            ("method", "Method", "Name of the method; (control) marks PGFed with mu = 0"),
+            ("method", "Method", "The control is PGFed with mu = 0"),
             ("last10", "Last 10 rounds", "Mean accuracy of the last ten rounds"),
             ("best", "Best on test", "Best round, chosen on test data as the paper does"),
             ("gain", "Gain over Local", "Mean over clients of the last-10 accuracy minus Local's"),
@@ -69,9 +70,8 @@ def results(group: Group) -> Table:
         compared = None if local is None or gain is None else group.compare(method, local)
         ratio = f" ({method.sent() / fedavg:.2f})" if fedavg else ""
         speed = method.images_per_second()
-        label = method.label + (" (control)" if method.name == CONTROL else "")
         row = [
-            Cell(label, method.label),
+            Cell(method.label, note="control" if method.name == CONTROL else ""),
             _score(method, "last10"),
             _score(method, "best"),
             _difference(compared),

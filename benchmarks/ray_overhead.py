@@ -1,0 +1,67 @@
+"""What a round costs on Ray, as a multiple of the same round on worker processes.
+
+The paper's CNN on CIFAR-10 shapes (random pixels: only the time counts), 25 clients that all take
+part, PGFedMo with its full traffic: model, auxiliary gradient and states there and back. Both
+engines run the same rounds in turn, so that whatever else the machine does meets both. The less a
+client trains, the more its transport weighs: real clients have about ten times the samples.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+import numpy as np
+
+from pgfed.algorithms.pgfed_mo import PGFedMo
+from pgfed.core import TrainConfig
+from pgfed.data.federation import Federation
+from pgfed.engine import Backend, Process, Run
+from pgfed.engine.process import available_cores
+from pgfed.engine.ray import Ray
+
+CLIENTS = 25
+TARGET = 1.3
+
+
+def federation(samples: int) -> Federation:
+    """``samples`` to train on per client, and a third as many to be tested on."""
+    rng = np.random.default_rng(0)
+    each = samples + samples // 3
+    return Federation.from_arrays(
+        rng.integers(0, 256, size=(CLIENTS * each, 3, 32, 32), dtype=np.uint8),
+        rng.integers(0, 10, size=CLIENTS * each),
+        client=np.repeat(np.arange(CLIENTS), each),
+        split=np.tile(np.arange(each) >= samples, CLIENTS),
+        class_names=[str(k) for k in range(10)],
+    )
+
+
+def run(samples: int = 150, rounds: int = 5, workers: int = 0) -> float:
+    """The median over ``rounds`` of: seconds on Ray / seconds on worker processes."""
+    data = federation(samples)
+    workers = workers or available_cores()
+    method = PGFedMo(train=TrainConfig(epochs=1))
+
+    def start(backend: Backend) -> Run:
+        return Run(method, data, backend, seed=0, rounds=rounds + 2, cohort=CLIENTS)
+
+    # The worker processes fork: before Ray starts its threads.
+    with Process(data, "cnn", workers=workers) as pool, Ray(data, "cnn", workers=workers) as ray:
+        process, actors = start(pool), start(ray)
+        for warming in (process, actors):  # two rounds: auxiliary gradients travel from the second
+            warming.step()
+            warming.step()
+        pairs = [(actors.step()["seconds"], process.step()["seconds"]) for _ in range(rounds)]
+        if not np.array_equal(process.server["w"].numpy(), actors.server["w"].numpy()):
+            raise AssertionError("Ray and worker processes gave different models")
+    ratio = median(on_ray / on_process for on_ray, on_process in pairs)
+    print(
+        f"Ray round / process round: {ratio:.2f} (target: at most {TARGET}); median of {rounds} "
+        f"pairs, {median(p for _, p in pairs):.2f} s per process round, {workers} workers, "
+        f"{CLIENTS} clients x {samples} samples"
+    )
+    return ratio
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,136 @@
+"""`pgfed evaluate`: a client's models on its own test data, or on other data."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pgfed.data import agreed
+from pgfed.data.federation import Shard, build_seat
+from pgfed.errors import UserError
+from pgfed.experiment import IN_MEMORY
+from pgfed.takehome.load import Model
+from pgfed.takehome.manifest import Manifest
+from pgfed.takehome.runs import RunFolder, client_name
+from pgfed.takehome.scores import Scores, probabilities, score
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model and its scores."""
+
+    method: str
+    model: str  # personal | global
+    scores: Scores
+
+    @property
+    def name(self) -> str:
+        return self.method if self.model == "personal" else f"{self.method}, global"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    client: int
+    name: str
+    seed: int
+    data: str
+    unchanged: bool | None  # is the data what it was in the run? None: not the run's data
+    classes: list[str]
+    rows: list[Row]
+    has_local: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "client": self.client,
+            "seed": self.seed,
+            "data": self.data,
+            "data_fingerprint_matches": self.unchanged,
+            "classes": self.classes,
+            "models": [
+                {"method": row.method, "model": row.model, **dataclasses.asdict(row.scores)}
+                for row in self.rows
+            ],
+        }
+
+
+def evaluate(
+    run: RunFolder,
+    client: int,
+    *,
+    method: str | None,
+    seed: int | None,
+    data: str | None,
+    data_root: Path,
+) -> Evaluation:
+    """The personalized models beside the Local one and the global ones."""
+    wanted, chosen = run.chosen(method), run.seed(seed)
+    has_local = "local" in run.methods
+    order = [*(["local"] if has_local else []), *(m for m in wanted if m != "local")]
+    models = [(m, "personal", run.personal(m, chosen, client)) for m in order]
+    # Local has none of its own: what it gives to new clients is the untrained start.
+    models += [(m, "global", run.shared(m, chosen)) for m in order if m != "local"]
+    first = models[0][2]
+    shard, unchanged = _data(run, client, first.manifest, data, data_root)
+    rows = [Row(m, kind, _score(model, shard)) for m, kind, model in models]
+    rows.sort(key=lambda row: order.index(row.method))
+    return Evaluation(
+        client=client,
+        name=client_name(first.entry),
+        seed=chosen,
+        data=data or "own test data",
+        unchanged=unchanged,
+        classes=first.manifest.classes,
+        rows=rows,
+        has_local=has_local,
+    )
+
+
+def _score(model: Model, shard: Shard) -> Scores:
+    return score(*probabilities(model.module(), shard))
+
+
+def _data(
+    run: RunFolder, client: int, about: Manifest, name: str | None, root: Path
+) -> tuple[Shard, bool | None]:
+    if name is not None:
+        return samples(name, about, root), None
+    if run.experiment.data.dataset == IN_MEMORY:
+        raise UserError(
+            f"{run.path}: ran on arrays passed from Python, which are not in the folder; "
+            "give them with --data npz:PATH"
+        )
+    federation = run.federation(root)
+    same_form = federation.input_shape == about.shape and federation.class_names == tuple(
+        about.classes
+    )
+    if client >= len(federation) or not same_form:
+        raise UserError(
+            f"{run.experiment.data.dataset}: has changed since the run: other clients, classes or "
+            "inputs; give test data with --data"
+        )
+    shard = federation.test(client)
+    if not len(shard):
+        raise UserError(f"client {client} has no test data of its own; give some with --data")
+    return shard, federation.fingerprint == about.data_fingerprint
+
+
+def samples(name: str, about: Manifest, root: Path) -> Shard:
+    """All samples of own data; where they have a split, the test samples."""
+    dataset = agreed.load(
+        name,
+        root,
+        classes=about.classes,
+        input_shape=about.shape,
+        input_type=about.normalisation.input,
+        image_size=about.image_size,
+    )
+    if dataset.split is not None:
+        if not dataset.split.any():
+            raise UserError(f"{name}: its split holds no test samples")
+        test = np.flatnonzero(dataset.split)
+        dataset = dataclasses.replace(dataset, x=dataset.x[test], y=dataset.y[test], split=None)
+    return build_seat(dataset, 0, 1, test_share=0.0, validation_share=0.0, seed=0).train(0)

@@ -1,0 +1,142 @@
+"""`pgfed export`: a model for programs that know nothing of pgfed.
+
+``onnx`` is for ONNX runtimes; ``torch`` is torch.export's .pt2 archive: the graph and the raw
+weights, which `torch.export.load` opens without this package and without the model's source.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from pgfed.errors import UserError
+from pgfed.files import write_atomic
+from pgfed.takehome.load import Model
+
+SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
+CHECKED = (1, 2, 5)  # sizes of the batches that are compared: the first dimension is free
+TOLERANCE = 1e-4  # of a logit, absolute and relative: other kernels round otherwise
+ABOUT = "pgfed.json"  # inside the exported file: classes, normalisation and where it is from
+
+Logits = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    difference: float  # the largest of any logit in the check
+
+
+def export(model: Model, kind: str, out: Path | None) -> Exported:
+    """Write the model in another format, once it has given the same logits as the original."""
+    path = out or Path(model.path.stem + SUFFIX[kind])
+    module = model.module()
+    about = json.dumps(_about(model))
+    with _quiet():
+        try:
+            program = _program(module, model.manifest.shape)
+            data = {"onnx": _onnx, "torch": _torch}[kind](program, about)
+            logits = {"onnx": _run_onnx, "torch": _run_torch}[kind](data)
+            difference = _compare(module, logits, model.manifest.shape)
+        except UserError:
+            raise
+        except Exception as error:  # whatever an exporter says to a model it cannot express
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise UserError(f"{model.path}: cannot be exported as {kind}: {lines[0]}") from error
+    try:
+        write_atomic(path, data)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+    return Exported(path, difference)
+
+
+def _about(model: Model) -> dict[str, Any]:
+    wanted = ("method", "round", "seed", "input_shape", "classes", "normalisation", "image_size")
+    return {**{key: model.entry[key] for key in wanted}, "sha256": model.entry["sha256"]}
+
+
+def _program(module: nn.Module, shape: tuple[int, ...]) -> ExportedProgram:
+    program = torch.export.export(
+        module, (torch.zeros(2, *shape),), dynamic_shapes=({0: Dim.DYNAMIC},)
+    )
+    # They would be stored as a pickle.
+    program.example_inputs = None
+    return program
+
+
+def _torch(program: ExportedProgram, about: str) -> bytes:
+    data = io.BytesIO()
+    torch.export.save(program, data, extra_files={ABOUT: about})
+    return data.getvalue()
+
+
+def _run_torch(data: bytes) -> Logits:
+    module = torch.export.load(io.BytesIO(data)).module()
+    return lambda x: module(x)
+
+
+def _onnx(program: ExportedProgram, about: str) -> bytes:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError:
+            raise UserError(
+                f"--format onnx: needs {package}; install it with `pip install pgfed[onnx]`"
+            ) from None
+    made = torch.onnx.export(
+        program, input_names=["x"], output_names=["logits"], dynamo=True, verbose=False
+    )
+    if made is None:
+        raise UserError("--format onnx: this version of torch exports to files only")
+    made.model.metadata_props[ABOUT] = about
+    with tempfile.TemporaryDirectory() as folder:
+        made.save(Path(folder) / "model.onnx", external_data=False)
+        return (Path(folder) / "model.onnx").read_bytes()
+
+
+def _run_onnx(data: bytes) -> Logits:
+    runtime = importlib.import_module("onnxruntime")
+    session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run(["logits"], {"x": x.numpy()})[0])
+
+
+@torch.no_grad()
+def _compare(module: nn.Module, exported: Logits, shape: tuple[int, ...]) -> float:
+    """The largest difference of any logit on random inputs, which must be rounding."""
+    random = torch.Generator().manual_seed(0)
+    largest = 0.0
+    for n in CHECKED:
+        x = torch.rand(n, *shape, generator=random) * 2 - 1
+        ours, theirs = module(x), exported(x)
+        if not torch.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE):
+            gap = float((ours - theirs).abs().max())
+            raise UserError(f"the exported model gives other logits (by {gap:g}); nothing written")
+        largest = max(largest, float((ours - theirs).abs().max()))
+    return largest
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep back what torch's exporters say about themselves."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
+            yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,142 @@
+"""Inputs for a model: image files, folders of them, and arrays, in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from pgfed.data import npz
+from pgfed.data.agreed import form
+from pgfed.data.folder import COLOUR_MODES, LITTER, opened
+from pgfed.errors import UserError
+from pgfed.takehome.load import Model
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Input:
+    """One sample, and where it came from."""
+
+    file: Path
+    row: int | None  # in an array
+    x: NDArray[Any]  # of the model's input shape
+
+
+def batches(
+    paths: Sequence[Path], model: Model, *, resize: bool
+) -> Iterator[tuple[list[Input], Tensor]]:
+    """The samples with their inputs as the model wants them, at most 256 at a time."""
+    waiting: list[Input] = []
+    for sample in _samples(paths, model, resize):
+        waiting.append(sample)
+        if len(waiting) == BATCH:
+            yield waiting, _prepared(waiting, model)
+            waiting = []
+    if waiting:
+        yield waiting, _prepared(waiting, model)
+
+
+def _prepared(samples: list[Input], model: Model) -> Tensor:
+    rule = model.manifest.normalisation
+    x = torch.from_numpy(np.stack([sample.x for sample in samples]))
+    return x if rule.input == "float32" else torch.div(x, rule.divide).sub_(rule.subtract)
+
+
+def _samples(paths: Sequence[Path], model: Model, resize: bool) -> Iterator[Input]:
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: does not exist")
+        if path.suffix in (".npy", ".npz"):
+            yield from _array(path, model)
+            continue
+        for file in _images(path) if path.is_dir() else [path]:
+            yield Input(file, None, _image(file, model, resize))
+
+
+def _images(folder: Path) -> list[Path]:
+    """The files in a folder and the folders in it, in order."""
+    files = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and path.name.lower() not in LITTER
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+    if not files:
+        raise UserError(f"{folder}: holds no files")
+    return files
+
+
+def _image(path: Path, model: Model, resize: bool) -> NDArray[np.uint8]:
+    about = model.manifest
+    expects = f"{model.path.name} expects {form(about.shape)}"
+    if (
+        len(about.shape) != 3
+        or about.shape[0] not in (1, 3)
+        or about.normalisation.input != "uint8"
+    ):
+        raise UserError(
+            f"{expects} as {about.normalisation.input} arrays (.npy, .npz); {path} is no array"
+        )
+    channels, height, width = about.shape
+    with opened(path) as image:
+        colour = image.mode in COLOUR_MODES
+        found = f"{path} is {image.width}x{image.height} {'RGB' if colour else 'grey'}"
+        fits = image.size == (width, height)
+        # Grey becomes colour without loss; colour never becomes grey unasked.
+        if colour and channels == 1:
+            raise UserError(f"{expects}, {found}")
+        if not (fits or resize or about.image_size):
+            raise UserError(f"{expects}, {found} (--resize resizes it)")
+        pixels = image.convert("RGB" if channels == 3 else "L")
+    if not fits:
+        pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(pixels).reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def _array(path: Path, model: Model) -> Iterator[Input]:
+    about = model.manifest
+    x = _npy(path) if path.suffix == ".npy" else _npz(path)
+    wanted = about.normalisation.input
+    if (x.dtype != np.uint8 if wanted == "uint8" else x.dtype.kind != "f") or x.ndim < 2:
+        raise _unfit(path, x, model)
+    if x.ndim == 3 and len(about.shape) == 3:
+        x = x[:, None]
+    if x.shape[1:] != about.shape:
+        raise _unfit(path, x, model)
+    for row in range(len(x)):
+        sample = np.asarray(x[row], dtype=wanted)
+        if not np.isfinite(sample).all():
+            raise UserError(f"{path}: holds NaN or infinite values, first in row {row}")
+        yield Input(path, row, sample)
+
+
+def _unfit(path: Path, x: NDArray[Any], model: Model) -> UserError:
+    about = model.manifest
+    sizes = " x ".join(map(str, ("N", *about.shape)))
+    return UserError(
+        f"{model.path.name} expects {form(about.shape)} ({sizes}, {about.normalisation.input}), "
+        f"{path} holds {' x '.join(map(str, x.shape)) or 'one number'} of {x.dtype}"
+    )
+
+
+def _npy(path: Path) -> NDArray[Any]:
+    try:
+        # Read as needed: an array may be larger than the memory.
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: not a plain numpy array, or cut short ({error})") from None
+    return array
+
+
+def _npz(path: Path) -> NDArray[Any]:
+    return npz.read(path, ("x",), ("y", "client", "domain", "split", "class_names"))["x"]

@@ -1,0 +1,288 @@
+"""`pgfed onboard`: a site that was not there gets a model.
+
+The method's global model is fine-tuned on the new site's training data; training alone, from the
+start that all clients shared, goes beside it. How many epochs are worth while is chosen on a
+validation share of the training data; the test data only tells how good the result is.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pgfed.core import Rng, TrainConfig, sgd
+from pgfed.data import agreed
+from pgfed.data.federation import Federation, Shard, build_seat
+from pgfed.engine.client import one_thread
+from pgfed.errors import UserError
+from pgfed.files import write_atomic
+from pgfed.modelfiles import write_manifest, write_model
+from pgfed.models import make_task
+from pgfed.takehome.drawing import drawing
+from pgfed.takehome.load import Model
+from pgfed.takehome.runs import RunFolder
+from pgfed.task import Task
+
+ALONE = "local"
+VALIDATION = 0.2  # of the training data, where the run has no validation share of its own
+FILE = "model.safetensors"
+TRAINED = ("batch_size", "lr", "momentum")  # settings of the fine-tuning
+
+# What a new client starts from, for the methods whose server does not hold one whole model.
+SUBSTITUTES = {
+    "local": "no global model: the untrained start that all clients shared",
+    "fedfomo": "no global model: the mean of all clients' models instead, weighted by their "
+    "training samples",
+    "fedrep": "no global classifier: the common body, with the mean of all clients' classifiers, "
+    "weighted by their training samples",
+    "fedper": "no global classifier: the common body, with the mean of all clients' classifiers, "
+    "weighted by their training samples",
+    "lg-fedavg": "no global body: the common classifier, on the mean of all clients' bodies, "
+    "weighted by their training samples",
+    "fedbabu": "no trained classifier: the common body, with the untrained classifier that the "
+    "method keeps fixed",
+}
+WHOLE = "its global model"
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The model after this many epochs; None where there is no test data."""
+
+    epoch: int
+    validation_accuracy: float
+    validation_loss: float
+    test_accuracy: float | None
+    test_loss: float | None
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """What one method offers the new site."""
+
+    method: str
+    start: str  # what it starts from, in words
+    source: dict[str, Any]  # the manifest of the model it starts from
+    curve: list[Epoch]
+    epochs: int  # recommended, chosen on the validation share
+    values: dict[str, Tensor]  # the model after so many, as the module's state_dict
+
+    @property
+    def before(self) -> Epoch:
+        return self.curve[0]
+
+    @property
+    def after(self) -> Epoch:
+        return self.curve[self.epochs]
+
+
+@dataclass(frozen=True)
+class Onboarding:
+    data: str
+    seed: int
+    train: TrainConfig
+    site: Federation  # of one client
+    newcomers: list[Newcomer]  # training alone comes first
+
+    @property
+    def best(self) -> Newcomer:
+        """By validation data; where several are equal, the first: training alone needs nobody."""
+        return max(self.newcomers, key=lambda n: (n.after.validation_accuracy, -_loss(n.after)))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "data": self.data,
+            "seed": self.seed,
+            "samples": self.site.table()[0],
+            "recommended_method": self.best.method,
+            "methods": [
+                {
+                    "method": n.method,
+                    "start": n.start,
+                    "recommended_epochs": n.epochs,
+                    "curve": [asdict(epoch) for epoch in n.curve],
+                }
+                for n in self.newcomers
+            ],
+        }
+
+
+def onboard(
+    run: RunFolder,
+    data: str,
+    *,
+    method: str | None,
+    seed: int | None,
+    epochs: int,
+    lr: float | None,
+    data_root: Path,
+) -> Onboarding:
+    """Fine-tune for the new site, from each method asked for and from the untrained start."""
+    if lr is not None and not 0 < lr < float("inf"):
+        raise UserError(f"--lr: found {lr}; allowed: a number above 0")
+    chosen = run.seed(seed)
+    models = {name: run.shared(name, chosen) for name in run.chosen(method)}
+    about = next(iter(models.values())).manifest
+    table = run.experiment.data
+    dataset = agreed.load(
+        data,
+        data_root,
+        classes=about.classes,
+        input_shape=about.shape,
+        input_type=about.normalisation.input,
+        image_size=about.image_size,
+    )
+    site = build_seat(
+        dataset,
+        0,
+        1,
+        test_share=table.test_share,
+        validation_share=table.validation_share or VALIDATION,
+        seed=table.seed,
+    )
+    if not site.n_validation[0]:
+        raise UserError(
+            f"{data}: {site.n_train[0]} training samples are too few to set a validation share "
+            "aside, on which the number of epochs is chosen"
+        )
+    task = make_task(about.model, about.shape, len(about.classes), seed=chosen, head=about.head)
+    own = run.experiment.train
+    train = TrainConfig(epochs, own.batch_size, own.lr if lr is None else lr, own.momentum)
+    # The new site's seat is the one after the last.
+    streams = [Rng(chosen, len(about.clients), epoch) for epoch in range(epochs)]
+    untrained = {"method": ALONE, "round": 0, "hyperparameters": {"train": asdict(train)}}
+    starts = {ALONE: (task.initial(), {**about.about(), **untrained})}
+    for name, model in models.items():
+        if name != ALONE:
+            starts[name] = (_flat(task, model), model.entry)
+    newcomers = []
+    with one_thread():
+        for name, (theta, source) in starts.items():
+            curve, best, tuned = fine_tune(task, theta, site, streams, train)
+            start = SUBSTITUTES.get(run.experiment.base(name), WHOLE)
+            newcomers.append(Newcomer(name, start, source, curve, best, task.named(tuned)))
+    return Onboarding(data, chosen, train, site, newcomers)
+
+
+def fine_tune(
+    task: Task, theta: Tensor, site: Federation, streams: Sequence[Rng], train: TrainConfig
+) -> tuple[list[Epoch], int, Tensor]:
+    """The scores before and after every epoch of plain SGD, the best epoch, and its model.
+
+    As in the paper's experiment with new clients, momentum restarts at each epoch.
+    """
+    curve = [_scored(task, theta, site, 0)]
+    best, kept = 0, theta
+    for epoch, rng in enumerate(streams, start=1):
+        theta, _ = sgd(task, theta, site.train(0), rng, train, epochs=1)
+        curve.append(_scored(task, theta, site, epoch))
+        if _better(curve[epoch], curve[best]):
+            best, kept = epoch, theta
+    return curve, best, kept
+
+
+def _better(new: Epoch, old: Epoch) -> bool:
+    """By accuracy, then by loss; equal: the one with fewer epochs stays."""
+    if not np.isfinite(new.validation_loss):
+        return False
+    return (new.validation_accuracy, -_loss(new)) > (old.validation_accuracy, -_loss(old))
+
+
+def _loss(epoch: Epoch) -> float:
+    return epoch.validation_loss if np.isfinite(epoch.validation_loss) else np.inf
+
+
+def _scored(task: Task, theta: Tensor, site: Federation, epoch: int) -> Epoch:
+    validation, test = site.validation(0), site.test(0)
+    accuracy, loss = _score(task, theta, validation)
+    on_test = _score(task, theta, test) if len(test) else (None, None)
+    return Epoch(epoch, accuracy, loss, *on_test)
+
+
+def _score(task: Task, theta: Tensor, data: Shard) -> tuple[float, float]:
+    correct, loss = task.score(theta, data)
+    return correct / len(data), loss / len(data)
+
+
+def _flat(task: Task, model: Model) -> Tensor:
+    try:
+        return task.flat(model.values)
+    except (KeyError, RuntimeError) as error:
+        raise UserError(f"{model.path}: does not fit its model ({error})") from None
+
+
+# -- what is written ---------------------------------------------------------------------------
+
+
+def write(result: Onboarding, out: Path) -> None:
+    """METHOD/model.safetensors, manifest.json and curve.csv, for each method."""
+    for newcomer in result.newcomers:
+        folder = out / newcomer.method
+        try:
+            folder.mkdir(parents=True)
+            write_atomic(folder / "curve.csv", _csv(newcomer.curve))
+            file = write_model(folder / FILE, newcomer.values)
+            write_manifest(folder, _manifest(newcomer, result, file))
+        except OSError as error:
+            where = error.filename or folder
+            raise UserError(f"{where}: cannot be written ({error.strerror})") from None
+
+
+def _manifest(newcomer: Newcomer, result: Onboarding, file: dict[str, str]) -> dict[str, Any]:
+    source = {k: v for k, v in newcomer.source.items() if k not in ("role", "file", "sha256")}
+    after, alone = newcomer.after, result.newcomers[0].after
+    gain = None
+    if after.test_accuracy is not None and alone.test_accuracy is not None:
+        gain = round(after.test_accuracy - alone.test_accuracy, 9)
+    sizes = {k: v for k, v in result.site.table()[0].items() if k.startswith("n_")}
+    return {
+        **source,
+        "data_fingerprint": result.site.fingerprint,
+        "onboarded": {
+            "start": newcomer.start,
+            "start_sha256": newcomer.source.get("sha256"),
+            "epochs": newcomer.epochs,
+            **{k: v for k, v in asdict(result.train).items() if k in TRAINED},
+        },
+        "clients": [
+            {
+                "client": 0,
+                **sizes,
+                "accuracy": after.test_accuracy,
+                "loss": after.test_loss,
+                "validation_accuracy": after.validation_accuracy,
+                "gain_over_local": gain,
+                **file,
+            }
+        ],
+    }
+
+
+def _csv(curve: Sequence[Epoch]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(asdict(curve[0])), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(epoch) for epoch in curve)
+    return text.getvalue()
+
+
+def figure(result: Onboarding, path: Path) -> Path:
+    """Save the learning curves (PNG, SVG, PDF)."""
+    axes, save = drawing(path, (7, 4))
+    for newcomer in result.newcomers:
+        epochs = [epoch.epoch for epoch in newcomer.curve]
+        scores = [100 * epoch.validation_accuracy for epoch in newcomer.curve]
+        name = "alone" if newcomer.method == ALONE else newcomer.method
+        (line,) = axes.plot(epochs, scores, label=name, linewidth=1.5)
+        axes.plot(newcomer.epochs, scores[newcomer.epochs], "o", color=line.get_color())
+    axes.set_xlabel("epochs of fine-tuning (dot: recommended)")
+    axes.set_ylabel("accuracy on the validation share, %")
+    axes.legend(fontsize=8)
+    return save()

@@ -1,0 +1,45 @@
+"""`pgfed predict`: class and probability of each image."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pgfed.takehome.inputs import batches
+from pgfed.takehome.load import Model
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most probable class of one sample."""
+
+    file: Path
+    row: int | None
+    label: str
+    probability: float
+
+
+@torch.no_grad()
+def predict(model: Model, paths: Sequence[Path], *, resize: bool) -> list[Prediction]:
+    module, classes = model.module(), model.manifest.classes
+    found = []
+    for samples, x in batches(paths, model, resize=resize):
+        probability, best = torch.softmax(module(x).double(), dim=1).max(dim=1)
+        for sample, p, k in zip(samples, probability.tolist(), best.tolist(), strict=True):
+            found.append(Prediction(sample.file, sample.row, classes[k], p))
+    return found
+
+
+def as_csv(predictions: Sequence[Prediction]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", "row", "class", "probability"])
+    for p in predictions:
+        row = "" if p.row is None else p.row
+        writer.writerow([p.file, row, p.label, f"{p.probability:.6f}"])
+    return text.getvalue()
