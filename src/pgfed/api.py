@@ -24,7 +24,7 @@ from pgfed.modelfiles import Models, ModelsInFolder, ModelsInMemory, not_kept
 from pgfed.models import Factory, factory
 from pgfed.output import RunFolder, choose
 from pgfed.progress import Progress, progress_for
-from pgfed.runner import Outcome, Setup, Watcher, divide, execute, prepare
+from pgfed.runner import Keeper, Outcome, Setup, Watcher, divide, execute, prepare
 from pgfed.schema import dotted
 
 # Options of `run` whose name is not simply the last part of their key.
@@ -75,13 +75,18 @@ def run(
         return run_setup(setup, folder, shown)
 
 
-def run_setup(setup: Setup, folder: Path | None, progress: Progress) -> Result:
-    """Run everything; with a folder the models are read back from it, without they are kept."""
+def run_setup(
+    setup: Setup, folder: Path | None, progress: Progress, *, resume: bool = False
+) -> Result:
+    """Run everything; with a folder the models are read back from it, without they are kept.
+
+    ``resume``: go on with what the folder holds.
+    """
     watchers: list[Watcher] = [progress]
     if folder is None:
         kept = _KeptInMemory(setup)
         return Result(setup, execute(setup, watchers, kept), kept.models)
-    with RunFolder(folder, setup) as written:
+    with RunFolder(folder, setup, resume=resume, warn=progress.warn) as written:
         outcomes = execute(setup, [written, *watchers], written)
         written.finish(outcomes)
     return Result(
@@ -97,7 +102,7 @@ def run_setup(setup: Setup, folder: Path | None, progress: Progress) -> Result:
     )
 
 
-class _KeptInMemory:
+class _KeptInMemory(Keeper):
     """The models of each run: those of the best round where asked for, else of the last."""
 
     def __init__(self, setup: Setup) -> None:

@@ -6,13 +6,16 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import click
 import typer
 
 from pgfed import __version__, algorithms
 from pgfed.errors import UserError
+
+if TYPE_CHECKING:
+    from pgfed.runner import Setup
 from pgfed.takehome import commands as takehome
 
 app = typer.Typer(
@@ -117,6 +120,9 @@ def run(
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run and what it would take.")
     ] = False,
+    go_on: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")
+    ] = False,
 ) -> None:
     """Run all methods and seeds of an experiment file (or the built-in one) into a run folder."""
     from pgfed import experiment as experiments
@@ -126,26 +132,54 @@ def run(
     loaded = experiments.load(experiment, [*(settings or []), *overrides])
     root = experiments.data_root(data_root)
 
-    from pgfed import api, output, screens
-    from pgfed.progress import progress_for
+    from pgfed import output
     from pgfed.runner import prepare
 
     if dry:
-        from pgfed import estimate
+        from pgfed import estimate, screens
 
         setup = prepare(loaded, root)
         estimates = estimate.estimate(setup)
         screens.dry_run(setup, estimates, estimate.memory(setup, estimates))
         return
-    folder = output.choose(out, loaded.name)
+    if go_on and out is None:
+        raise UserError("--resume: say which run with --out DIR (or use `pgfed resume DIR`)")
+    going_on = go_on and out is not None and output.is_run(out)
+    folder = out if going_on and out is not None else output.choose(out, loaded.name)
     setup = prepare(loaded, root)
-    runs = len(setup.methods) * len(loaded.seeds)
-    progress = progress_for(sys.stderr, runs, loaded.rounds, quiet=quiet)
+    if going_on:
+        output.check_same(setup.experiment, folder)
+    _execute(setup, folder, resume=going_on, quiet=quiet, as_json=as_json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    data_root: DataRoot = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Go on with a run that was cut short: the result is that of a run that was not."""
+    from pgfed import experiment as experiments
+    from pgfed import output
+    from pgfed.runner import prepare
+
+    setup = prepare(output.started(folder), experiments.data_root(data_root))
+    _execute(setup, folder, resume=True, quiet=quiet, as_json=as_json)
+
+
+def _execute(setup: Setup, folder: Path, *, resume: bool, quiet: bool, as_json: bool) -> None:
+    from pgfed import api, screens
+    from pgfed.progress import progress_for
+
+    experiment = setup.experiment
+    runs = len(setup.methods) * len(experiment.seeds)
+    progress = progress_for(sys.stderr, runs, experiment.rounds, quiet=quiet)
     try:
         with progress:
-            result = api.run_setup(setup, folder, progress)
+            result = api.run_setup(setup, folder, progress, resume=resume)
     except KeyboardInterrupt:
-        message = f"interrupted during {progress.where()}; what is finished is in {folder}"
+        message = f"interrupted during {progress.where()}; `pgfed resume {folder}` goes on"
         raise typer.Exit(_fail(message, 130)) from None
     if as_json:
         print(json.dumps(result.summary, indent=2))

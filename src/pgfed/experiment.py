@@ -79,6 +79,23 @@ class Engine(Table):
     backend: Literal["serial", "process"] = "process"
     workers: int = Field(0, ge=0, le=1024)  # 0: one per core
     device: str = "cpu"
+    checkpoint_every: Count = 1  # rounds; the last one is always saved
+    state_memory: str = "2GiB"  # clients' states in memory; what is beyond goes to disk
+
+    @field_validator("state_memory")
+    @classmethod
+    def _size(cls, text: str) -> str:
+        if not re.fullmatch(r"\d{1,9} ?(B|kB|KiB|MB|MiB|GB|GiB)", text):
+            raise ValueError("allowed: a size such as 512MiB or 2GiB")
+        return text
+
+    @property
+    def memory(self) -> int:
+        """state_memory in bytes."""
+        number, unit = re.fullmatch(r"(\d+) ?(\w+)", self.state_memory).groups()  # type: ignore[union-attr]
+        powers = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+        powers |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+        return int(number) * powers[unit]
 
 
 class Output(Table):

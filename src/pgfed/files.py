@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pgfed.errors import UserError
 
 if TYPE_CHECKING:
     from pgfed.core import State
@@ -21,17 +24,16 @@ class DamagedFile(Exception):
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write to a temporary name, sync, rename: what is there is the old file or the new one."""
     raw = data.encode() if isinstance(data, str) else data
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".tmp")
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(6)}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            temporary.unlink()
         raise
     sync_folder(path.parent)
 
@@ -45,10 +47,34 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+class FolderLock:
+    """One process at a time in a folder. The lock dies with its owner, however that ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ".lock"
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            # Not inherited by forked workers, and gone with the process.
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(handle, 20).decode(errors="replace").strip()
+            os.close(handle)
+            raise UserError(
+                f"{self._path.parent}: another pgfed is at work in this folder"
+                + (f" (process {owner})" if owner.isdigit() else "")
+            ) from None
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
+        self._handle = handle
+
+    def release(self) -> None:
+        if self._handle is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(self._handle)
+            self._handle = None
 
 
 def sha256(data: bytes) -> str:

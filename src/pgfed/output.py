@@ -9,9 +9,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Self
@@ -19,13 +20,15 @@ from typing import IO, Any, Self
 import numpy as np
 import tomli_w
 
-from pgfed.engine import Run
+from pgfed.engine import Checkpoints, Run
 from pgfed.environment import environment
 from pgfed.errors import UserError
-from pgfed.files import write_atomic
+from pgfed.experiment import Experiment, load
+from pgfed.files import FolderLock, write_atomic
 from pgfed.modelfiles import complete_models, write_models
-from pgfed.runner import Outcome, Setup
+from pgfed.runner import Keeper, Outcome, Setup
 
+SAME_BITS = ("pgfed", "torch", "numpy")  # versions that decide the last bits
 HEADER = "# Complete: `pgfed run` with this file repeats the run.\n\n"
 
 
@@ -41,27 +44,86 @@ def choose(out: Path | None, name: str) -> Path:
         if out.exists() and not out.is_dir():
             raise UserError(f"--out: {out} is a file; give a folder that is new or empty")
         if out.is_dir() and any(out.iterdir()):
+            hint = f"`pgfed resume {out}` goes on with it, or " if is_run(out) else ""
             raise UserError(
-                f"--out: {out} exists and is not empty; give another folder, or remove it first"
+                f"--out: {out} exists and is not empty; {hint}give another folder, or remove it "
+                "first"
             )
     return out
 
 
-class RunFolder:
-    """Writes the folder while the run goes on (as a Watcher), and at the end of each method."""
+def is_run(folder: Path) -> bool:
+    """Does this folder hold a run, finished or not?"""
+    return (folder / "experiment.toml").is_file()
 
-    def __init__(self, path: Path, setup: Setup) -> None:
+
+def started(folder: Path) -> Experiment:
+    """The experiment of a run folder that is to be gone on with."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such run folder")
+    if not is_run(folder):
+        raise UserError(f"{folder}: is not a run folder (it has no experiment.toml)")
+    return load(folder / "experiment.toml", [])
+
+
+def check_same(experiment: Experiment, folder: Path) -> None:
+    """Refuse to go on with another experiment. The engine may differ: it changes no result."""
+    asked, held = (
+        flattened(e.model_copy(update={"engine": experiment.engine}).document())
+        for e in (experiment, started(folder))
+    )
+    for key in sorted(asked.keys() | held.keys()):
+        if asked.get(key) != held.get(key):
+            raise UserError(
+                f"--resume: {folder} was started with {key} = {held.get(key)!r}, found "
+                f"{asked.get(key)!r}; `pgfed resume {folder}` goes on as it was started"
+            )
+
+
+def flattened(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys to values."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= flattened(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+class RunFolder(Keeper):
+    """Writes the folder while the run goes on (as a Watcher), and at the end of each method.
+
+    ``resume``: the folder holds a run that was cut short, and is gone on with. A method and seed
+    has come to its end when its clients.csv is there, which is written last.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        setup: Setup,
+        *,
+        resume: bool = False,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.path = path
         self._setup = setup
+        self._resume = resume
+        self._warn = warn
         self._history: IO[str] | None = None
         self._open = ExitStack()
+        self._lock = FolderLock(path)
 
     def __enter__(self) -> Self:
         with _writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
             # Found out now rather than after the first round.
             with tempfile.TemporaryFile(dir=self.path):
                 pass
+            if self._resume and (self.path / "environment.json").is_file():
+                self._check_environment()
+                return self
             document = tomli_w.dumps(self._setup.experiment.document())
             write_atomic(self.path / "experiment.toml", HEADER + document)
             self._json("environment.json", environment(self._setup.federation))
@@ -69,14 +131,60 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
+        self._lock.release()
+
+    def _check_environment(self) -> None:
+        """The data must be the same; another torch or CPU may give other last bits."""
+        now = environment(self._setup.federation)
+        try:
+            then = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+            changed = [k for k in SAME_BITS if then["packages"][k] != now["packages"][k]]
+            fingerprint = then["data"]["fingerprint"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.path / 'environment.json'}: is damaged ({error!r})") from None
+        if fingerprint != now["data"]["fingerprint"]:
+            raise UserError(
+                f"{self.path}: the data is not what the run was started with (its fingerprint "
+                "differs); put the data back, or start a new run"
+            )
+        if changed:
+            self._warn(
+                f"{', '.join(changed)}: not the version the run was started with; its rounds from "
+                "here on may differ in their last bits"
+            )
+
+    # -- going on --------------------------------------------------------------------------------
+
+    def checkpoints(self, method: str, seed: int) -> Checkpoints:
+        every = self._setup.experiment.engine.checkpoint_every
+        folder = self.seed_folder(method, seed) / "checkpoint"
+        return Checkpoints(folder, every=every, warn=self._warn)
+
+    def history(self, method: str, seed: int) -> list[dict[str, Any]]:
+        return read_history(self.seed_folder(method, seed) / "history.jsonl")
+
+    def finished(self, method: str, seed: int) -> Outcome | None:
+        folder = self.seed_folder(method, seed)
+        try:
+            rows = list(csv.DictReader((folder / "clients.csv").read_text().splitlines()))
+        except FileNotFoundError:
+            return None
+        history = self.history(method, seed)
+        alpha = None
+        if (folder / "alpha.npz").is_file():
+            with np.load(folder / "alpha.npz", allow_pickle=False) as arrays:
+                alpha = dict(arrays)
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        return Outcome.from_rows(self._setup.methods[method], method, seed, history, rows, alpha)
 
     def seed_folder(self, method: str, seed: int) -> Path:
         return self.path / method / f"seed-{seed}"
 
-    def begin(self, method: str, seed: int) -> None:
+    def begin(self, method: str, seed: int, history: list[dict[str, Any]]) -> None:
         folder = self.seed_folder(method, seed)
         with _writing(folder):
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_history(folder / "history.jsonl", history)
             self._history = self._open.enter_context(
                 (folder / "history.jsonl").open("a", encoding="utf-8")
             )
@@ -84,8 +192,12 @@ class RunFolder:
     def round(self, record: dict[str, Any]) -> None:
         assert self._history is not None, "begin() comes before round()"
         with _writing(self.path):
-            self._history.write(json.dumps(record, allow_nan=False) + "\n")
+            self._history.write(_line(record))
             self._history.flush()
+            os.fsync(self._history.fileno())
+
+    def skip(self, outcome: Outcome) -> None:
+        """It is all there."""
 
     def end(self, outcome: Outcome) -> None:
         with _writing(self.path):
@@ -112,18 +224,28 @@ class RunFolder:
         folder = self.seed_folder(outcome.method, outcome.seed)
         rows = outcome.clients(self._setup.federation)
         with _writing(folder):
-            write_atomic(folder / "clients.csv", _csv(rows))
             if outcome.alpha is not None:
                 arrays = io.BytesIO()
                 np.savez_compressed(arrays, **outcome.alpha)
                 write_atomic(folder / "alpha.npz", arrays.getvalue())
             if self._setup.keeps_models(outcome.seed):
-                best = max(folder.glob("models-round-*/manifest.json"), default=None)
-                if best is None:
-                    write_models(folder / "models", self._setup, run, outcome.method, rows)
-                else:
-                    complete_models(best.parent, rows)
-                    best.parent.rename(folder / "models")
+                self._keep_models(folder, run, outcome.method, rows)
+            write_atomic(folder / "clients.csv", _csv(rows))  # from here on, this run is finished
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+
+    def _keep_models(self, folder: Path, run: Run, method: str, rows: list[dict[str, Any]]) -> None:
+        models = folder / "models"
+        best = max(folder.glob("models-round-*/manifest.json"), default=None)
+        if best is not None:
+            complete_models(best.parent, rows)
+            shutil.rmtree(models, ignore_errors=True)
+            best.parent.rename(models)
+        elif (
+            self._setup.experiment.output.keep == "last"
+            or not (models / "manifest.json").is_file()
+        ):
+            shutil.rmtree(models, ignore_errors=True)  # of a run that was cut short right here
+            write_models(models, self._setup, run, method, rows)
 
     def finish(self, outcomes: list[Outcome]) -> None:
         with _writing(self.path):
@@ -141,6 +263,29 @@ def _writing(path: Path) -> Iterator[None]:
     except OSError as error:
         where = error.filename or path
         raise UserError(f"{where}: cannot be written ({error.strerror or error})") from None
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """The records of the rounds, as far as they are whole; none if there is no such file."""
+    records: list[dict[str, Any]] = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                record = json.loads(line)
+                if record["round"] != len(records) + 1:
+                    break
+            except (ValueError, KeyError, TypeError):
+                break  # cut short while it was written
+            records.append(record)
+    return records
+
+
+def write_history(path: Path, records: list[dict[str, Any]]) -> None:
+    write_atomic(path, "".join(map(_line, records)))
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record, allow_nan=False) + "\n"
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:

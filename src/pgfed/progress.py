@@ -23,20 +23,35 @@ class Progress:
     ) -> None:
         self.total = runs * rounds
         self.rounds = rounds
-        self.done = 0
+        self.done = 0  # rounds that need not be run any more
+        self.ran = 0  # of these, the ones run now: time left is judged by them
         self.clock = clock
         self.started = clock()
         self.method, self.seed = "", 0
         self.accuracy: float | None = None
         self._images, self._seconds = 0, 0.0
 
-    def begin(self, method: str, seed: int) -> None:
+    def begin(self, method: str, seed: int, history: list[dict[str, Any]]) -> None:
         self.method, self.seed = method, seed
         self.accuracy = None
+        self.done += len(history)
         self._images, self._seconds = 0, 0.0
+        if history:
+            self.tell(f"{method} seed {seed}: going on after round {len(history)}")
+
+    def skip(self, outcome: Outcome) -> None:
+        self.done += len(outcome.history)
+
+    def warn(self, text: str) -> None:
+        """Something the user should know, that is no error."""
+        self.tell(f"warning: {text}")
+
+    def tell(self, text: str) -> None:
+        """A line of its own."""
 
     def round(self, record: dict[str, Any]) -> None:
         self.done += 1
+        self.ran += 1
         self._images += record["images"]
         self._seconds += record["train_seconds"]
         if record["mean_accuracy"] is not None:
@@ -55,7 +70,7 @@ class Progress:
 
     def facts(self) -> list[str]:
         """Accuracy so far, images per second, time left."""
-        left = (self.clock() - self.started) / self.done * (self.total - self.done)
+        left = (self.clock() - self.started) / self.ran * (self.total - self.done)
         return [
             f"accuracy {percent(self.accuracy)}",
             f"{self._images / max(self._seconds, 1e-9):,.0f} images/s",
@@ -88,6 +103,9 @@ class PlainProgress(Progress):
         self._stream = stream
         self._last = self.started
 
+    def tell(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
     def show(self, round: int) -> None:
         now = self.clock()
         if round == self.rounds or now - self._last >= EVERY:
@@ -117,6 +135,9 @@ class LiveProgress(Progress):
             transient=True,
         )
         self._task = self._bar.add_task("starting", total=self.total, facts="")
+
+    def tell(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False)
 
     def show(self, round: int) -> None:
         head = f"[bold]{self.method}[/] seed {self.seed} {round}/{self.rounds}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from pgfed.core import Algorithm
 from pgfed.data import datasets
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
-from pgfed.engine import Backend, Process, Run, Serial
+from pgfed.engine import Backend, Checkpoints, ClientStore, Process, Run, Serial
 from pgfed.errors import UserError
 from pgfed.experiment import DEFAULT_CLIENTS, IN_MEMORY, Data, Experiment, make_methods
 from pgfed.models import Factory, default_model, make_task
@@ -160,7 +160,11 @@ def _check_device(name: str) -> None:
 class Watcher(Protocol):
     """Somebody who is told how a run goes on."""
 
-    def begin(self, method: str, seed: int) -> None: ...
+    def begin(self, method: str, seed: int, history: list[dict[str, Any]]) -> None:
+        """A run starts, or goes on after the rounds of ``history``."""
+
+    def skip(self, outcome: Outcome) -> None:
+        """A run had come to its end before."""
 
     def round(self, record: dict[str, Any]) -> None: ...
 
@@ -182,6 +186,39 @@ class Outcome:
     best_round: int | None
     alpha: dict[str, Any] | None
     gain: Floats | None = None  # per client: last10 over Local's under the same seed
+
+    @classmethod
+    def from_rows(
+        cls,
+        algorithm: Algorithm,
+        method: str,
+        seed: int,
+        history: list[dict[str, Any]],
+        rows: list[dict[str, Any]],
+        alpha: dict[str, Any] | None,
+    ) -> Outcome:
+        """What a finished run wrote to history.jsonl, clients.csv and alpha.npz."""
+        best, final, last10 = (
+            np.array([float(row[key] or "nan") for row in rows])
+            for key in ("best", "final", "last10")
+        )
+        scored = [r for r in history if r["mean_accuracy"] is not None]
+        top = None
+        if scored:
+            first_best = max(scored, key=lambda r: r["mean_accuracy"])
+            top = scored[-1] if algorithm.scored_last else first_best
+        return cls(
+            method=method,
+            seed=seed,
+            history=history,
+            n_clients=len(rows),
+            best=best,
+            final=final,
+            last10=last10,
+            best_accuracy=None if top is None else top["mean_accuracy"],
+            best_round=None if top is None else top["round"],
+            alpha=alpha,
+        )
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -245,24 +282,20 @@ def number(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-@dataclass
-class _Last:
-    """The clients' accuracies over the last rounds."""
+class Keeper:
+    """Somebody who keeps what a run leaves behind. This one keeps nothing."""
 
-    rounds: int
-    rows: list[Floats] = field(default_factory=list)
+    def checkpoints(self, method: str, seed: int) -> Checkpoints | None:
+        """Where the run's checkpoints go."""
+        return None
 
-    def add(self, run: Run) -> None:
-        if run.round > self.rounds - LAST:
-            self.rows.append(run.accuracy.copy())
+    def history(self, method: str, seed: int) -> list[dict[str, Any]]:
+        """The records of the rounds before the run was cut short."""
+        return []
 
-    def mean(self) -> Floats:
-        mean: Floats = np.mean(self.rows, axis=0)
-        return mean
-
-
-class Keeper(Protocol):
-    """Somebody who keeps what a run leaves behind."""
+    def finished(self, method: str, seed: int) -> Outcome | None:
+        """The outcome, if this run has come to its end before."""
+        return None
 
     def best(self, method: str, run: Run) -> None:
         """The round just run is the best so far on validation data (output.keep = "best")."""
@@ -278,8 +311,24 @@ def execute(setup: Setup, watchers: list[Watcher], keeper: Keeper) -> list[Outco
         for seed in setup.experiment.seeds:
             for method in _local_first(setup):
                 alone = outcomes.get(("local", seed))
-                outcomes[method, seed] = _run(setup, backend, method, seed, alone, watchers, keeper)
+                outcome = keeper.finished(method, seed)
+                if outcome is None:
+                    outcome = _run(setup, backend, method, seed, alone, watchers, keeper)
+                else:
+                    _compare(outcome, alone)
+                    for watcher in watchers:
+                        watcher.skip(outcome)
+                outcomes[method, seed] = outcome
     return [outcomes[method, seed] for method in setup.methods for seed in setup.experiment.seeds]
+
+
+def _compare(outcome: Outcome, alone: Outcome | None) -> None:
+    """Each client's gain over training alone, where that was run."""
+    if outcome.method == "local":
+        alone = outcome
+    if alone is not None:
+        # Rounded: equal accuracies must not differ by what the mean of ten floats leaves over.
+        outcome.gain = np.round(outcome.last10 - alone.last10, 9)
 
 
 def _is_best(run: Run) -> bool:
@@ -306,8 +355,7 @@ def _run(
     keeper: Keeper,
 ) -> Outcome:
     experiment = setup.experiment
-    for watcher in watchers:
-        watcher.begin(method, seed)
+    checkpoints = keeper.checkpoints(method, seed)
     run = Run(
         setup.methods[method],
         setup.federation,
@@ -316,16 +364,24 @@ def _run(
         rounds=experiment.rounds,
         cohort=setup.cohort,
         evaluate_every=experiment.evaluate_every,
+        store=ClientStore(
+            None if checkpoints is None else checkpoints.clients,
+            memory=experiment.engine.memory,
+        ),
     )
     try:
-        last = _Last(experiment.rounds)
+        if checkpoints is not None:
+            checkpoints.restore(run, keeper.history(method, seed))
+        for watcher in watchers:
+            watcher.begin(method, seed, run.history)
         while not run.finished:
             record = run.step()
-            last.add(run)
             if experiment.output.keep == "best" and _is_best(run):
                 keeper.best(method, run)
             for watcher in watchers:
                 watcher.round(record)
+            if checkpoints is not None:
+                checkpoints.save(run)
         outcome = Outcome(
             method=method,
             seed=seed,
@@ -333,17 +389,18 @@ def _run(
             n_clients=len(setup.federation),
             best=run.best_accuracy_per_client,
             final=run.accuracy,
-            last10=last.mean(),
+            last10=run.last_accuracies.mean(axis=0),
             best_accuracy=run.best_accuracy if run.best_round else None,
             best_round=run.best_round or None,
             alpha=run.alpha(),
         )
-        if method == "local":
-            alone = outcome
-        if alone is not None:
-            # Rounded: equal accuracies must not differ by what the mean of ten floats leaves over.
-            outcome.gain = np.round(outcome.last10 - alone.last10, 9)
+        _compare(outcome, alone)
+        if checkpoints is not None:
+            checkpoints.wait()
         keeper.keep(run, outcome)
+    except OSError as error:
+        where = error.filename or (checkpoints and checkpoints.folder)
+        raise UserError(f"{where}: cannot be written ({error.strerror or error})") from error
     finally:
         run.store.close()
     for watcher in watchers:

@@ -21,12 +21,11 @@ import tomli_w
 
 from pgfed import algorithms
 from pgfed.data.federation import Federation
-from pgfed.engine import Run
 from pgfed.engine.process import available_cores
 from pgfed.errors import UserError, unknown
 from pgfed.experiment import BASE, Experiment, make_methods, toml_value
 from pgfed.files import sha256, write_atomic
-from pgfed.runner import LAST, Outcome, Setup, execute, load_federation, prepare
+from pgfed.runner import LAST, Keeper, Setup, execute, load_federation, prepare
 from pgfed.schema import shown
 from pgfed.sidebyside import jobs_for, side_by_side
 
@@ -39,6 +38,7 @@ _RATES = [0.1, 0.01, 0.001, 0.0001]
 _MU = [0.1, 0.05, 0.01, 0.005, 0.001]
 PAPER: dict[str, Grid] = {
     "feddyn": {"a": [0.1, 0.01, 0.001]},
+    "pfedme": {"lr": _RATES[1:]},  # lr times lambda may not exceed 1
     "apfl": {"alpha": [0.25, 0.5, 0.75]},
     "per-fedavg": {"alpha": _RATES},
     "fedbabu": {"ft_lr": _RATES},
@@ -144,7 +144,9 @@ def plan(experiment: Experiment, of: Mapping[str, Grid]) -> list[Try]:
                     "method": {**experiment.method, folder: table},
                     "seeds": experiment.seeds[:1],
                     "evaluate_every": experiment.rounds,  # the last ten are always scored
-                    "output": experiment.output.model_copy(update={"models": "none"}),
+                    "output": experiment.output.model_copy(
+                        update={"models": "none", "keep": "last"}
+                    ),
                     "sweep": {},
                 }
             )
@@ -210,17 +212,17 @@ class Sweep:
         done = self.finished()
         todo = [key for key in self.tries if key not in done]
         engine = self.experiment.engine
-        parallel = engine.backend == "process" or jobs is not None
-        workers = jobs or (engine.workers if parallel else 1)
-        jobs = jobs_for(len(todo), workers, engine.device)
-        # Cores that are left over go to the clients within a try.
-        each = (engine.workers or available_cores()) // jobs
-        backend = "serial" if engine.backend == "serial" or each < 2 else engine.backend
-        inner = engine.model_copy(update={"backend": backend, "workers": max(1, each)})
+        if jobs is None and engine.backend != "process":
+            jobs = 1
+        jobs = jobs_for(len(todo), jobs or engine.workers, engine.device)
+        if jobs > 1:  # cores that are left over go to the clients within a try
+            each = max(1, (engine.workers or available_cores()) // jobs)
+            backend = "process" if each > 1 else "serial"
+            engine = engine.model_copy(update={"backend": backend, "workers": each})
 
         def work(key: str) -> dict[str, Any]:
             began = time.perf_counter()
-            score = self._score(self.tries[key].experiment.model_copy(update={"engine": inner}))
+            score = self._score(self.tries[key].experiment.model_copy(update={"engine": engine}))
             return {"validation_accuracy": score, "seconds": time.perf_counter() - began}
 
         for position, result in side_by_side(work, todo, jobs):
@@ -231,7 +233,7 @@ class Sweep:
             yield Tried(t.method, t.settings, **result, key=key)
 
     def _score(self, experiment: Experiment) -> float:
-        (outcome,) = execute(self._setup(experiment), [], _Nothing())
+        (outcome,) = execute(self._setup(experiment), [], Keeper())
         last = [
             record["mean_validation_accuracy"]
             for record in outcome.history[-LAST:]
@@ -293,16 +295,6 @@ def at_the_end(of: Mapping[str, Grid], chosen: Mapping[str, Tried]) -> list[str]
             if number and len(values) > 1 and value in (min(values), max(values)):
                 told.append(f"{folder}: {key} = {value:g} is at the end of its grid")
     return told
-
-
-class _Nothing:
-    """Keeps nothing of a run: only the scores count."""
-
-    def best(self, method: str, run: Run) -> None:
-        """Not kept."""
-
-    def keep(self, run: Run, outcome: Outcome) -> None:
-        """Not kept."""
 
 
 def _csv(tried: Sequence[Tried], chosen: Mapping[str, Tried]) -> str:

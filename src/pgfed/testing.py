@@ -217,8 +217,7 @@ def check_resumes(cls: type[Algorithm], **fields: Any) -> None:
             saved.wait()
             history = run.history
         with started(make(cls, fields), store=ClientStore(saved.clients)) as run:
-            assert saved.restore(run)
-            run.history = history
+            assert saved.restore(run, history)
             check_equal(expected, outcome(run), "resumed")
 
 

@@ -45,15 +45,14 @@ def test_every_round_can_be_gone_on_from(tmp_path: Path) -> None:
             advance(run, saved, stop)
             history = run.history
         with checkpointed(folder) as (run, saved):
-            assert saved.restore(run)
+            assert saved.restore(run, history)
             assert run.round == stop
-            run.history = history
             check_equal(wanted, outcome(run), f"resumed after round {stop}")
 
 
 def test_nothing_to_go_on_from(tmp_path: Path) -> None:
     with checkpointed(tmp_path) as (run, saved):
-        assert not saved.restore(run)
+        assert not saved.restore(run, [])
         assert run.round == 0
 
 
@@ -108,10 +107,21 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(
     harm(sorted(tmp_path.glob(pattern))[0])
     warnings: list[str] = []
     with checkpointed(tmp_path, warnings) as (run, saved):
-        assert saved.restore(run)
+        assert saved.restore(run, history)
         assert run.round == 3
         assert len(warnings) == (0 if (pattern, harm) == ("round-000004.json", Path.unlink) else 1)
-        run.history = history[:3]
+        check_equal(expected(), outcome(run), "from the checkpoint before")
+
+
+def test_a_history_cut_short_takes_the_checkpoint_with_it(tmp_path: Path) -> None:
+    with checkpointed(tmp_path) as (run, saved):
+        advance(run, saved, 4)
+        history = run.history
+    warnings: list[str] = []
+    with checkpointed(tmp_path, warnings) as (run, saved):
+        assert saved.restore(run, history[:3])
+        assert run.round == 3
+        assert "the history ends with round 3" in warnings[0]
         check_equal(expected(), outcome(run), "from the checkpoint before")
 
 

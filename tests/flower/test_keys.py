@@ -6,6 +6,7 @@ import ssl
 import stat
 
 import pytest
+from cryptography import x509
 
 from pgfed.errors import UserError
 from pgfed.flower import keys
@@ -49,12 +50,8 @@ def test_the_server_certificate_is_signed_for_its_hosts(tmp_path):
     keys.make_authority(tmp_path, "f", ["fed.example.org", "10.1.2.3"])
     context = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
     context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
-    (certificate,) = [
-        c for c in ssl.create_default_context(cafile=str(tmp_path / "ca.crt")).get_ca_certs()
-    ]
+    (certificate,) = context.get_ca_certs()
     assert certificate["subject"] == ((("commonName", "f authority"),),)
-    from cryptography import x509
-
     server = x509.load_pem_x509_certificate((tmp_path / "server.crt").read_bytes())
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fed.example.org"]

@@ -347,10 +347,15 @@ def crash_and_resume(tmp_path: Path, message: int) -> bool:
         return False
     except Crash:
         pass
+    done = sorted((folder.run / "pgfed" / "seed-0" / "checkpoint").glob("round-*.json"))
     # The sites were restarted too.
-    conduct(grid_of(sites_of(folder)), folder, Options(round_timeout=1.0, resume=True))
+    grid = grid_of(sites_of(folder))
+    conduct(grid, folder, Options(round_timeout=1.0, resume=True))
     assert_same_as_serial(folder, "pgfed")
     assert [r["round"] for r in history(folder, "pgfed")] == [1, 2, 3]
+    asked = (unpack(message.content)[0] for message in grid.sent)
+    trained = {head["round"] for head in asked if head["stage"] == "train"}
+    assert trained == {1, 2, 3} - {int(path.stem[-6:]) for path in done} - ({1} if done else set())
     return True
 
 
@@ -377,8 +382,11 @@ def test_a_damaged_checkpoint_costs_one_round(tmp_path: Path):
     place = folder.run / "pgfed" / "seed-0" / "checkpoint"
     last = sorted(place.glob("server-*.safetensors"))[-1]
     last.write_bytes(last.read_bytes()[:-1] + b"?")
-    conduct(grid_of(sites_of(folder)), folder, Options(round_timeout=1.0, resume=True))
+    grid = grid_of(sites_of(folder))
+    conduct(grid, folder, Options(round_timeout=1.0, resume=True))
     assert_same_as_serial(folder, "pgfed")
+    asked = (unpack(message.content)[0] for message in grid.sent)
+    assert {head["round"] for head in asked if head["stage"] == "train"} == {2, 3}
 
 
 def test_a_new_run_needs_an_empty_place_and_resume_a_run(tmp_path: Path):

@@ -114,7 +114,7 @@ def test_scoring_changes_nothing(site):
     w = start(site)
     ask(site, "train", w)
     wanted = ask(site, "train", w, round=2, base=1)[1]["update"]
-    head, parts = ask(site, "score", w, round=1, base=1)
+    parts = ask(site, "score", w, round=1, base=1)[1]
     assert set(parts) == {"score", "alone"}
     assert small.same(wanted, ask(site, "train", w, round=2, base=1)[1]["update"])
 

@@ -109,11 +109,16 @@ class Checkpoints:
             files |= {e.file for e in store.entries().values()}
             store.remove_files(files)
 
-    def restore(self, run: Run) -> bool:
-        """Put the run back to the last whole checkpoint; False if there is none."""
+    def restore(self, run: Run, history: list[dict[str, Any]]) -> bool:
+        """Put the run back to the last whole checkpoint; False if there is none.
+
+        ``history``: the rounds' records, as far as they have been written down.
+        """
         for path in sorted(self.folder.glob("round-*.json"), reverse=True):
             try:
                 body = _read_manifest(path)
+                if body["round"] > len(history):
+                    raise DamagedFile(f"the history ends with round {len(history)}")
                 name = f"server-{body['round']:06d}.safetensors"
                 cut = read_state(self.folder / name, body["server"])
                 entries = [Entry(c, r, None, digest) for c, r, digest in body["clients"]]
@@ -125,6 +130,7 @@ class Checkpoints:
                 continue
             run.store.restore(entries)
             run.restore(cut, body)
+            run.history = history[: run.round]
             return True
         return False
 

@@ -94,6 +94,7 @@ class Run:
         self.best_round = 0
         self.best_accuracy = -1.0
         self.best_accuracy_per_client = np.full(n, np.nan)
+        self.last_accuracies = np.empty((0, n))  # of the last ten rounds, a row each
 
     @property
     def finished(self) -> bool:
@@ -151,6 +152,8 @@ class Run:
         self.round = t
 
         scores = self._score(dropped) if self._scored(t) else {}
+        if t > self.rounds - LAST_ROUNDS:
+            self.last_accuracies = np.vstack([self.last_accuracies, self.accuracy])
         images = sum(self.algorithm.images(int(self.federation.n_train[i])) for i in results)
         return {
             "round": t,
@@ -224,7 +227,13 @@ class Run:
 
     # -- stopping and going on ------------------------------------------------------------------
 
-    _SCORES = ("accuracy", "loss", "validation_accuracy", "best_accuracy_per_client")
+    _SCORES = (
+        "accuracy",
+        "loss",
+        "validation_accuracy",
+        "best_accuracy_per_client",
+        "last_accuracies",
+    )
 
     def snapshot(self) -> tuple[State, dict[str, Any]]:
         """What `restore` needs beside the clients' states and the history: tensors, and JSON."""
@@ -234,7 +243,7 @@ class Run:
         return cut, {"best_round": self.best_round, "best_accuracy": self.best_accuracy}
 
     def restore(self, cut: State, meta: dict[str, Any]) -> None:
-        """Go on after round ``meta["round"]``; the caller puts back `history`."""
+        """Go on after round ``meta["round"]``; `Checkpoints` puts back the rest."""
         server = {k.removeprefix("server."): v for k, v in cut.items() if k.startswith("server.")}
         self.server = on_device(server, self.task.device)
         for k in self._SCORES:

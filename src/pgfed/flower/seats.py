@@ -74,9 +74,10 @@ class Seats:
         known = set(self._node.values()) | waiting | (set(self._refused) - late)
         for node in sorted(self._online - known):
             self._greet(node, now)
-        for reply in self._replies():
-            node, nonce, _ = self._asked.pop(reply.metadata.reply_to_message_id)
-            self._hear(node, nonce, reply)
+        for reply in self._grid.pull_messages(list(self._asked)) if self._asked else ():
+            asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+            if asked is not None:
+                self._hear(asked[0], asked[1], reply)
         for message, (_, _, when) in list(self._asked.items()):
             if now - when > PATIENCE:
                 del self._asked[message]
@@ -88,12 +89,6 @@ class Seats:
         while not wanted <= set(self.present()) and time.monotonic() < end:
             time.sleep(LOOK / 4)
             self.look()
-
-    def _replies(self) -> list[Message]:
-        if not self._asked:
-            return []
-        replies = self._grid.pull_messages(list(self._asked))
-        return [r for r in replies if r.metadata.reply_to_message_id in self._asked]
 
     def _greet(self, node: int, now: float) -> None:
         nonce = secrets.token_hex(16)

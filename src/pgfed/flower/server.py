@@ -25,6 +25,7 @@ from torch import Tensor
 from pgfed.engine import Backend, Run
 from pgfed.engine.checkpoint import Checkpoints
 from pgfed.engine.client import one_thread
+from pgfed.engine.store import ClientStore
 from pgfed.environment import environment
 from pgfed.errors import UserError
 from pgfed.experiment import Experiment
@@ -34,6 +35,7 @@ from pgfed.flower.folder import FederationFolder, digest, load_experiment
 from pgfed.flower.seats import Seats
 from pgfed.flower.status import Status
 from pgfed.modelfiles import FORMAT, GLOBAL, hyperparameters, normalisation
+from pgfed.output import read_history, write_history
 from pgfed.runner import LAST, Outcome, number
 
 RUN_FILE = "federation.json"  # the run's own id, which the sites' states are stamped with
@@ -134,13 +136,11 @@ class Conductor:
     def _rounds(self, method: str, seed: int) -> Run:
         """All rounds of one method, from the last one on record."""
         folder = self._seed_folder(method, seed)
-        run = self._new(method, seed, self.backend)
         checkpoints = Checkpoints(folder / "checkpoint", warn=self.status.tell)
-        if checkpoints.restore(run):
-            run.history = _read_history(folder, run.round)
+        run = self._new(method, seed, self.backend, ClientStore(checkpoints.clients))
+        if checkpoints.restore(run, read_history(folder / "history.jsonl")):
             self.status.tell(f"{method}, seed {seed}: going on after round {run.round}")
-        else:
-            (folder / "history.jsonl").unlink(missing_ok=True)
+        write_history(folder / "history.jsonl", run.history)
         self.status.write(
             state="running",
             method=method,
@@ -157,7 +157,9 @@ class Conductor:
             self._show(record)
         return run
 
-    def _new(self, method: str, seed: int, backend: Backend) -> Run:
+    def _new(
+        self, method: str, seed: int, backend: Backend, store: ClientStore | None = None
+    ) -> Run:
         experiment: Experiment = self.experiment
         return Run(
             self.methods[method],
@@ -167,6 +169,7 @@ class Conductor:
             rounds=experiment.rounds,
             cohort=experiment.cohort_size(len(self.seats)),
             evaluate_every=experiment.evaluate_every,
+            store=store,
         )
 
     def _enrich(self, run: Run, record: dict[str, Any]) -> None:
@@ -357,14 +360,6 @@ def _append(path: Path, record: dict[str, Any]) -> None:
         file.write(json.dumps(record, allow_nan=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def _read_history(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """The records up to the checkpoint's round; what was written after it is cut off."""
-    path = folder / "history.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines()[:rounds]
-    write_atomic(path, "".join(line + "\n" for line in lines))
-    return [json.loads(line) for line in lines]
 
 
 def _write_model(path: Path, run: Run, theta: Tensor) -> dict[str, str]:

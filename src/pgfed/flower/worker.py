@@ -34,7 +34,7 @@ from pgfed.flower.apps import ACTION
 from pgfed.flower.folder import SiteFolder
 from pgfed.flower.site import Site
 
-POLL = 0.1  # seconds between two looks at the SuperNode's queue
+POLL = 0.25  # seconds between two looks at the SuperNode's queue
 _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 
 log = logging.getLogger(__name__)

@@ -86,6 +86,16 @@ class Method:
             sent=np.mean([[c.sent[k] for k in ks] for c, ks in pairs], axis=0).tolist(),
         )
 
+    def client_curves(self, most: int) -> tuple[list[int], Floats] | None:
+        """At most so many of the scored rounds, and rounds x clients, the mean over the seeds."""
+        found = [run.history.clients for run in self.runs.values()]
+        known = [clients for clients in found if clients is not None]
+        if len(known) < len(found) or len({clients.shape for clients in known}) > 1:
+            return None
+        rounds = self.mean_curve.rounds
+        at = np.unique(np.linspace(0, len(rounds) - 1, most).round().astype(np.int64))
+        return [rounds[k] for k in at], np.mean([clients[at] for clients in known], axis=0)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -203,7 +213,8 @@ def _methods(folders: Sequence[Folder]) -> list[Method]:
         Method(m.name, _label(m, merged, source), m.settings, m.runs)
         for m, source in zip(merged, sources, strict=True)
     ]
-    order = list(algorithms.METHODS)
+    order = [name for name in algorithms.METHODS if name != CONTROL]
+    order.insert(order.index(FAMILY[0]), CONTROL)  # PGFed never stands without it
     return sorted(labelled, key=lambda m: order.index(m.name) if m.name in order else len(order))
 
 
@@ -212,9 +223,10 @@ def _label(method: Method, methods: Sequence[Method], source: Folder) -> str:
     others = [m for m in methods if m.name == method.name and m is not method]
     if not others:
         return method.name
-    keys = sorted({key for other in others for key in different_settings(method, other)})
-    told = ", ".join(f"{key}={method.settings[key]}" for key in keys)
-    unique = not any(_key(m.settings) == _key(method.settings) for m in others)
+    own = method.settings
+    keys = [key for key in own if any(m.settings.get(key) != own[key] for m in others)]
+    told = ", ".join(f"{key}={own[key]}" for key in keys)
+    unique = not any(_key(m.settings) == _key(own) for m in others)
     return f"{method.name} ({told if unique and told else source.path.name})"
 
 

@@ -46,6 +46,7 @@ class History:
     train_seconds: float
     seconds: float
     dropped: list[tuple[int, int, str]]  # round, client, reason
+    clients: Floats | None  # scored rounds x clients: accuracies, where the history has them
 
 
 @dataclass(frozen=True)
@@ -177,11 +178,18 @@ def _history(records: Sequence[Mapping[str, Any]], path: Path) -> History:
                 for r in records
                 for d in r["dropped"]
             ],
+            clients=_client_curves([r for r in records if r["mean_accuracy"] is not None]),
         )
     except KeyError as error:
         raise UserError(f"{path}: a record has no {error.args[0]!r}; the file is damaged") from None
     except (TypeError, ValueError) as error:
         raise UserError(f"{path}: a record is damaged ({error})") from None
+
+
+def _client_curves(scored: Sequence[Mapping[str, Any]]) -> Floats | None:
+    if not scored or not all("client_accuracy" in record for record in scored):
+        return None
+    return np.array([record["client_accuracy"] for record in scored], dtype=np.float64)
 
 
 def _read_clients(path: Path, expected: int | None) -> list[dict[str, str]]:

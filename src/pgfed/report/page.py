@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import importlib.util
 import json
+import shlex
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -25,6 +26,7 @@ from pgfed.report.verdict import judge
 from pgfed.words import count, size
 
 MAX_PICKED = 1_000  # clients about whom the page knows everything
+CURVE_POINTS = 40  # of a single client's curve
 
 
 def render(groups: Sequence[Group]) -> str:
@@ -96,7 +98,7 @@ def _group(group: Group, index: int, of: int, style: Style) -> dict[str, Any]:
         "client_names": names,
         "more_clients": len(group.clients) if len(group.clients) > len(names) else 0,
         "folders": [_folder(folder) for folder in group.folders],
-        "data": {"figures": drawn, "clients": _clients(group)},
+        "data": {"figures": drawn, "clients": _clients(group), "styles": style},
     }
 
 
@@ -197,6 +199,7 @@ def _folder(folder: Folder) -> dict[str, Any]:
     }
     return {
         "path": str(folder.path),
+        "command": f"pgfed run {shlex.quote(str(folder.path / 'experiment.toml'))} --out NEW",
         "toml": folder.text,
         "environment": [(key, value) for key, value in rows.items() if value],
     }
@@ -213,17 +216,20 @@ def _clients(group: Group) -> dict[str, Any]:
         ]
 
     def percents(values: stats.Floats) -> list[float | None]:
-        return [None if np.isnan(v) else round(100 * float(v), 2) for v in values[few]]
+        return [None if np.isnan(v) else round(100 * float(v), 1) for v in values[few]]
 
     methods = []
     for method in group.methods:
         gain = group.gain(method)
+        curves = method.client_curves(CURVE_POINTS)
         methods.append(
             {
                 "label": method.label,
                 "last10": percents(stats.mean_over_seeds(method.scores("last10"))),
                 "best": percents(stats.mean_over_seeds(method.scores("best"))),
                 "gain": None if gain is None else percents(gain.per_client),
+                "rounds": None if curves is None else curves[0],
+                "curves": None if curves is None else [percents(row) for row in curves[1]],
             }
         )
     return {

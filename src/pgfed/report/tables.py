@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -326,7 +326,20 @@ def against_paper(group: Group) -> Table:
             ]
         )
         table.labels.append(method.label)
-    return table
+    return _without_empty_pairs(table)
+
+
+def _without_empty_pairs(table: Table) -> Table:
+    """Of the pairs (ours, the paper's), those for which the paper has a number."""
+    kept = [0]
+    for theirs in range(2, len(table.columns), 2):
+        if any(row[theirs].text != NONE for row in table.rows):
+            kept += [theirs - 1, theirs]
+    return replace(
+        table,
+        columns=[table.columns[k] for k in kept],
+        rows=[[row[k] for k in kept] for row in table.rows],
+    )
 
 
 def domains_against_paper(group: Group) -> Table:

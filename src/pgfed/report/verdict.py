@@ -60,7 +60,7 @@ def _help(group: Group, leader: Method) -> tuple[str, list[str]]:
         headline = f"Federating harmed {gain.harmed} of {total} clients."
     else:
         headline = "Federating made no clear difference on average."
-    return headline, [standing.sentence, standing.harm]
+    return headline, [standing.sentence, *standing.harm]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Standing:
     """A method against training alone."""
 
     sentence: str
-    harm: str
+    harm: list[str]
     gain: Gain
     compared: Comparison
 
@@ -83,10 +83,10 @@ def _standing(group: Group, method: Method) -> _Standing | None:
         f"{difference(compared)} points on average over the clients ({between(compared)}); "
         f"{count(gain.gained, 'client')} gained, {gain.harmed} lost, {gain.unchanged} unchanged."
     )
-    harm = "No client lost by it."
+    harm = []
     if gain.harmed:
         worst = int(np.nanargmin(gain.per_client))
-        harm = (
+        harm.append(
             f"Client {group.clients.names[worst]} lost most, {signed(gain.per_client[worst])} "
             f"points; the worst-off tenth of the clients is at {signed(gain.worst_decile)}."
         )

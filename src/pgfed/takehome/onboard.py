@@ -282,6 +282,7 @@ def figure(result: Onboarding, path: Path) -> Path:
         name = "alone" if newcomer.method == ALONE else newcomer.method
         (line,) = axes.plot(epochs, scores, label=name, linewidth=1.5)
         axes.plot(newcomer.epochs, scores[newcomer.epochs], "o", color=line.get_color())
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("epochs of fine-tuning (dot: recommended)")
     axes.set_ylabel("accuracy on the validation share, %")
     axes.legend(fontsize=8)

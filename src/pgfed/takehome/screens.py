@@ -5,7 +5,7 @@ from __future__ import annotations
 from pgfed.screens import console, table
 from pgfed.takehome.evaluate import Evaluation, Row
 from pgfed.takehome.onboard import ALONE, Newcomer, Onboarding
-from pgfed.takehome.why import LIMITS, MOST, Reasons
+from pgfed.takehome.why import MOST, Reasons
 from pgfed.words import count, percent, points
 
 MANY_CLASSES = 20  # beyond this many a confusion matrix is no longer readable
@@ -58,7 +58,7 @@ def _recalls(of: Evaluation) -> list[tuple[str, ...]]:
 
 def _confusion(of: Evaluation, row: Row) -> list[tuple[str, ...]]:
     lines = zip(of.classes, row.scores.confusion, strict=True)
-    return [(name, *(str(n) if n else "·" for n in found)) for name, found in lines]
+    return [(name, *(str(n) if n else "-" for n in found)) for name, found in lines]
 
 
 def onboarding(of: Onboarding, out: str) -> None:
@@ -103,8 +103,10 @@ def _advice(of: Onboarding) -> str:
     epochs = count(best.epochs, "epoch")
     if best is alone:
         text = f"Train alone, for {epochs}: on validation data no global model did better"
+    elif not best.epochs:
+        text = f"Take {best.method}'s model as it is: on validation data fine-tuning did not help"
     else:
-        text = f"Start from {best.method} and fine-tune for {epochs}"
+        text = f"Start from {best.method}'s model and fine-tune for {epochs}"
     if best.after.test_accuracy is None:
         return f"{text}. There is no test data to tell what that gives."
     text += f": {percent(best.after.test_accuracy)} on the new site's test data"
@@ -146,4 +148,4 @@ def reasons(of: Reasons) -> None:
             screen.print(f"... and {count(len(of.weights) - MOST, 'more client')}")
     if not of.has_gradient:
         screen.print("The run holds no gradients of a last round, so there are no shares.")
-    screen.print(LIMITS, soft_wrap=True)
+    screen.print(of.limits, soft_wrap=True)

@@ -15,14 +15,17 @@ from pgfed.stats import Pairs
 from pgfed.takehome.drawing import drawing
 from pgfed.takehome.runs import RunFolder, client_name
 
-# In a round client i moves alpha_ij by the same amount for all j but for a number that client j
-# sent to everybody.
-LIMITS = (
-    "Read it with care: within a round the weights move in the same order for every client, by a "
+_CARE = "Read it with care: "
+_NO_PROOF = "and a large weight does not prove that those data helped."
+# By alpha_gradient. With the mean gradient client i moves alpha_ij by the same amount for all j,
+# but for a number that client j sent to everybody.
+LIMITS = {
+    "mean": f"{_CARE}within a round the weights move in the same order for every client, by a "
     "number that depends on the weighed client alone, so clients' weights differ only by who met "
-    "whom, how many steps each took and what was cut at 0, and a large weight does not prove that "
-    "those data helped."
-)
+    f"whom, how many steps each took and what was cut at 0, {_NO_PROOF}",
+    "exact": f"{_CARE}a weight falls by an estimate of this client's loss on the other's data, the "
+    f"more often the two met and the more steps this client took, {_NO_PROOF}",
+}
 MOST = 20  # rows shown
 
 
@@ -48,9 +51,10 @@ class Reasons:
     start: float  # 1/M
     weights: list[Weight]  # largest first
     has_gradient: bool  # is there a last auxiliary gradient?
+    limits: str  # of what can be read from it
 
     def as_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "limits": LIMITS}
+        return dataclasses.asdict(self)
 
 
 def why(run: RunFolder, client: int, *, method: str | None, seed: int | None) -> Reasons:
@@ -88,6 +92,7 @@ def why(run: RunFolder, client: int, *, method: str | None, seed: int | None) ->
         start=pairs.start,
         weights=weights,
         has_gradient=bool(shares),
+        limits=LIMITS[_gradient(run, name)],
     )
 
 
@@ -100,6 +105,12 @@ def _pgfed(run: RunFolder, seed: int) -> str:
         f"{run.path}: no finished method of the PGFed family with seed {seed}; the others learn "
         "no weights"
     )
+
+
+def _gradient(run: RunFolder, method: str) -> str:
+    """Whose gradient the weights moved along."""
+    exact = run.experiment.method.get(method, {}).get("alpha_gradient") == "exact"
+    return "exact" if exact else "mean"
 
 
 def _read(path: Path, client: int, clients: int) -> tuple[Pairs, dict[int, float]]:

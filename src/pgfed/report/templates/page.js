@@ -149,19 +149,31 @@
     });
   }
 
-  for (const button of all(".legend button")) {
+  for (const button of all(".legend [data-method]")) {
     button.addEventListener("click", () => {
-      const method = button.dataset.method;
-      if (!hidden.delete(method)) hidden.add(method);
-      const on = !hidden.has(method);
-      for (const other of all(".legend button")) {
-        if (other.dataset.method === method) other.setAttribute("aria-pressed", on);
-      }
-      for (const row of all("tr[data-method]")) {
-        if (row.dataset.method === method) row.classList.toggle("off", !on);
-      }
-      redraw();
+      if (!hidden.delete(button.dataset.method)) hidden.add(button.dataset.method);
+      showMethods();
     });
+  }
+
+  for (const button of all(".legend .all")) {
+    button.addEventListener("click", () => {
+      const methods = all("[data-method]", button.parentElement).map((other) => other.dataset.method);
+      const hide = !methods.some((method) => hidden.has(method));
+      for (const method of methods) if (hide) hidden.add(method); else hidden.delete(method);
+      showMethods();
+    });
+  }
+
+  function showMethods() {
+    for (const button of all(".legend [data-method]")) {
+      button.setAttribute("aria-pressed", !hidden.has(button.dataset.method));
+    }
+    for (const row of all("tr[data-method]")) {
+      row.classList.toggle("off", hidden.has(row.dataset.method));
+    }
+    groups.forEach((_, index) => showClient(index));
+    redraw();
   }
 
   for (const select of all("select.pick")) {
@@ -218,7 +230,48 @@
       make("td", fixed(method.best[client], 1), row);
       make("td", signed(method.gain && method.gain[client]), row);
     }
-    weights(index, client, box);
+    const grid = make("div", undefined, box);
+    grid.className = "panels";
+    curves(index, client, grid);
+    weights(index, client, grid);
+  }
+
+  // A small plot in the picked client's box.
+  function small(parent, title, data, layout) {
+    const part = make("div", undefined, parent);
+    make("p", title, part);
+    const plot = make("div", undefined, part);
+    plot.className = "plot";
+    plot.style.height = "240px";
+    plot.setAttribute("role", "img");
+    plot.setAttribute("aria-label", title);
+    const axis = (text) => ({ automargin: true, title: { text } });
+    render(plot, data, {
+      margin: { l: 8, r: 8, t: 8, b: 8 },
+      showlegend: false,
+      hovermode: "closest",
+      xaxis: { ...axis(layout.x), type: layout.type },
+      yaxis: { ...axis(layout.y), zeroline: layout.type === "category" },
+    });
+  }
+
+  function curves(index, client, parent) {
+    const { clients, styles } = groups[index];
+    const data = clients.methods.filter((method) => method.curves && !hidden.has(method.label)).map((method) => ({
+      type: "scatter",
+      mode: "lines",
+      x: method.rounds,
+      y: method.curves.map((row) => row[client]),
+      text: method.rounds.map(() => escape(method.label)),
+      line: { color: styles[method.label][0], dash: styles[method.label][1], width: 2 },
+      hovertemplate: "%{text}, round %{x}: %{y:.1f} %<extra></extra>",
+    }));
+    if (data.length) small(parent, "Its accuracy over the rounds", data, { x: "round", y: "accuracy in %", type: "linear" });
+  }
+
+  // plotly reads a little HTML.
+  function escape(text) {
+    return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   }
 
   function fixed(value, digits) {
@@ -231,38 +284,30 @@
   }
 
   // Row and column of A of one client, of the run that the matrix shows.
-  function weights(index, client, box) {
+  function weights(index, client, parent) {
     const name = Object.keys(groups[index].figures).find((id) => id.endsWith("matrix"));
     if (!name) return;
     const trace = groups[index].figures[name][0][views[name] || 0].data[0];
     const at = trace.meta ? trace.meta.order.indexOf(client) : -1;
     if (at < 0) return;
-    const grid = make("div", undefined, box);
-    grid.className = "panels";
     const row = trace.z[at], column = trace.z.map((line) => line[at]);
-    for (const [title, values] of [["Whom it weighs more, or less, than at the start (its row of A)", row], ["Who weighs it more, or less (its column of A)", column]]) {
+    for (const [title, values] of [
+      ["Whom it weighs more or less than at the start: its row of A", row],
+      ["Who weighs it more or less: its column of A", column],
+    ]) {
       const met = values.map((value, k) => [value, trace.x[k]]).filter(([value]) => value !== null);
       met.sort((a, b) => b[0] - a[0]);
-      const part = make("div", undefined, grid);
-      make("p", met.length ? title : `${title}: it met nobody.`, part);
-      if (!met.length) continue;
-      const plot = make("div", undefined, part);
-      plot.className = "plot";
-      plot.style.height = "240px";
-      plot.setAttribute("role", "img");
-      plot.setAttribute("aria-label", title);
-      render(plot, [{
+      if (!met.length) {
+        make("p", `${title}: it met nobody.`, parent);
+        continue;
+      }
+      small(parent, title, [{
         type: "bar",
         x: met.map(([, other]) => other),
         y: met.map(([value]) => value),
         marker: { color: met.map(([value]) => (value >= 0 ? "#0072B2" : "#D55E00")) },
         hovertemplate: "client %{x}: %{y:+.4f}<extra></extra>",
-      }], {
-        xaxis: { type: "category", automargin: true, title: { text: "client" } },
-        yaxis: { automargin: true, title: { text: "change" }, zeroline: true },
-        margin: { l: 8, r: 8, t: 8, b: 8 },
-        showlegend: false,
-      });
+      }], { x: "client", y: "change", type: "category" });
     }
   }
 
