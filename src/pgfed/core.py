@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pgfed.data.federation import Shard
+from pgfed.errors import UserError
 from pgfed.task import Layout, Part, Task
 
 # Flat dictionaries: string keys; values are tensors, ints or floats. Nothing nested.
@@ -234,6 +235,12 @@ class Mean:
         return {i: n[i] / total for i in n}
 
 
+def need_base(method: str, task: Task) -> None:
+    """For methods that train the base by itself."""
+    if not task.layout.b:
+        raise UserError(f"methods: {method!r} needs a model with layers before its head")
+
+
 # -- the contract ------------------------------------------------------------------------------
 
 
@@ -265,6 +272,9 @@ class Algorithm:
     def keep(self, **buffers: Tensor) -> State:
         """Momentum buffers for the client's next participation, if they are kept at all."""
         return {} if self.train.reset_momentum else dict(buffers)
+
+    def check_model(self, task: Task) -> None:
+        """Raise a UserError if the method cannot be used with this model."""
 
     def images(self, n: int) -> int:
         """Training samples a client with ``n`` of them steps over in a round."""

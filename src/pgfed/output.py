@@ -230,7 +230,11 @@ class RunFolder(Keeper):
                 write_atomic(folder / "alpha.npz", arrays.getvalue())
             if self._setup.keeps_models(outcome.seed):
                 self._keep_models(folder, run, outcome.method, rows)
-            write_atomic(folder / "clients.csv", _csv(rows))  # from here on, this run is finished
+            write_atomic(folder / "clients.csv", csv_text(rows))  # this run is finished from here on
+        self._forget(folder)
+
+    def _forget(self, folder: Path) -> None:
+        """Remove what only a run that is going on needs."""
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
 
     def _keep_models(self, folder: Path, run: Run, method: str, rows: list[dict[str, Any]]) -> None:
@@ -288,7 +292,7 @@ def _line(record: dict[str, Any]) -> str:
     return json.dumps(record, allow_nan=False) + "\n"
 
 
-def _csv(rows: list[dict[str, Any]]) -> str:
+def csv_text(rows: list[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import io
 import textwrap
@@ -68,6 +69,7 @@ def make(
     return method, {**values, **changed}
 
 
+@functools.cache
 def _comments(cls: type[Any]) -> dict[str, str]:
     """field -> the comment beside it, else the one above it, in the source of the class."""
     found: dict[str, str] = {}

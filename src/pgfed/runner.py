@@ -84,6 +84,8 @@ def prepare(
         seed=experiment.seeds[0],
         head=experiment.model.head,
     )
+    for algorithm in methods.values():
+        algorithm.check_model(task)
     resolved = experiment.model_copy(
         update={"data": data, "model": experiment.model.model_copy(update={"name": name})}
     )
@@ -313,16 +315,16 @@ def execute(setup: Setup, watchers: list[Watcher], keeper: Keeper) -> list[Outco
                 alone = outcomes.get(("local", seed))
                 outcome = keeper.finished(method, seed)
                 if outcome is None:
-                    outcome = _run(setup, backend, method, seed, alone, watchers, keeper)
+                    outcome = run_method(setup, backend, method, seed, alone, watchers, keeper)
                 else:
-                    _compare(outcome, alone)
+                    compare(outcome, alone)
                     for watcher in watchers:
                         watcher.skip(outcome)
                 outcomes[method, seed] = outcome
     return [outcomes[method, seed] for method in setup.methods for seed in setup.experiment.seeds]
 
 
-def _compare(outcome: Outcome, alone: Outcome | None) -> None:
+def compare(outcome: Outcome, alone: Outcome | None) -> None:
     """Each client's gain over training alone, where that was run."""
     if outcome.method == "local":
         alone = outcome
@@ -345,7 +347,7 @@ def _local_first(setup: Setup) -> Iterator[str]:
     yield from sorted(setup.methods, key=lambda method: method != "local")
 
 
-def _run(
+def run_method(
     setup: Setup,
     backend: Backend,
     method: str,
@@ -354,6 +356,7 @@ def _run(
     watchers: list[Watcher],
     keeper: Keeper,
 ) -> Outcome:
+    """All rounds of one method under one seed, from the last one on record."""
     experiment = setup.experiment
     checkpoints = keeper.checkpoints(method, seed)
     run = Run(
@@ -394,7 +397,7 @@ def _run(
             best_round=run.best_round or None,
             alpha=run.alpha(),
         )
-        _compare(outcome, alone)
+        compare(outcome, alone)
         if checkpoints is not None:
             checkpoints.wait()
         keeper.keep(run, outcome)

@@ -189,8 +189,8 @@ def test_other_false_updates(kind: str, strength: float, defence: str) -> None:
 
 
 def test_label_flip() -> None:
-    """The mildest attack: what it costs depends on whose labels are flipped. Under seeds 0, 1, 2 the
-    mean reaches 0.91, 0.69, 0.67 and the median 0.92, 0.88, 0.88."""
+    """The mildest attack: what it costs depends on whose labels are flipped. Under seeds 0, 1, 2
+    the mean reaches 0.91, 0.69, 0.67 and the median 0.92, 0.88, 0.88."""
     fallen = accuracy("fedavg", "mean", "label-flip")
     assert fallen < 0.8
     assert accuracy("fedavg", "median", "label-flip") > fallen + 0.1

@@ -73,7 +73,7 @@ def test_scoring_has_no_effect() -> None:
     ("wrong", "line"),
     [
         ({"ft_epochs": -2}, r"^method\.fedavg-ft\.ft_epochs: must be >= 0, found -2$"),
-        ({"ft_lr": 0.0}, r"^method\.fedavg-ft\.ft_lr: must be > 0, found 0.0$"),
+        ({"ft_lr": 0.0}, r"^method\.fedavg-ft\.ft_lr: must be > 0, found 0$"),
     ],
 )
 def test_wrong_values_are_refused(wrong: dict[str, float], line: str) -> None:

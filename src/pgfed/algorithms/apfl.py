@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pgfed.core import Algorithm, ClientInfo, Message, Rng, State, Update, batches
 from pgfed.data.federation import Shard
-from pgfed.errors import UserError
+from pgfed.errors import need
 from pgfed.task import Task
 
 
@@ -35,8 +35,7 @@ class APFL(Algorithm):
     alpha: float = 0.5  # alpha, share of the own model in the mixture
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise UserError(f"method.apfl.alpha: must be between 0 and 1, found {self.alpha:g}")
+        need(0 <= self.alpha <= 1, "method.apfl.alpha", "between 0 and 1", self.alpha)
 
     def init_client(self, w0: Tensor, client: ClientInfo) -> State:
         return {"personal": w0}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pgfed.core import Algorithm, Message, Rng, State, Update, sgd
 from pgfed.data.federation import Shard
-from pgfed.errors import UserError
+from pgfed.errors import need
 from pgfed.task import Task
 
 
@@ -34,10 +34,9 @@ class FedAvgFT(Algorithm):
     ft_lr: float | None = None  # its learning rate; none: train.lr
 
     def __post_init__(self) -> None:
-        if self.ft_epochs < 0:
-            raise UserError(f"method.fedavg-ft.ft_epochs: must be >= 0, found {self.ft_epochs}")
-        if self.ft_lr is not None and not self.ft_lr > 0:
-            raise UserError(f"method.fedavg-ft.ft_lr: must be > 0, found {self.ft_lr}")
+        need(self.ft_epochs >= 0, "method.fedavg-ft.ft_epochs", ">= 0", self.ft_epochs)
+        if self.ft_lr is not None:
+            need(self.ft_lr > 0, "method.fedavg-ft.ft_lr", "> 0", self.ft_lr)
 
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng

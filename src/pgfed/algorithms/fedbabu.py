@@ -28,10 +28,11 @@ from pgfed.core import (
     Rng,
     State,
     Update,
+    need_base,
     sgd,
 )
 from pgfed.data.federation import Shard
-from pgfed.errors import UserError
+from pgfed.errors import need
 from pgfed.task import Task
 
 
@@ -47,10 +48,11 @@ class FedBABU(Algorithm):
     babu_zero_head: bool = False  # fine-tune from a head of zeros
 
     def __post_init__(self) -> None:
-        if self.ft_epochs < 0:
-            raise UserError(f"method.fedbabu.ft_epochs: must be >= 0, found {self.ft_epochs}")
-        if not self.ft_lr > 0:
-            raise UserError(f"method.fedbabu.ft_lr: must be > 0, found {self.ft_lr}")
+        need(self.ft_epochs >= 0, "method.fedbabu.ft_epochs", ">= 0", self.ft_epochs)
+        need(self.ft_lr > 0, "method.fedbabu.ft_lr", "> 0", self.ft_lr)
+
+    def check_model(self, task: Task) -> None:
+        need_base("fedbabu", task)
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
         body, head = federation.layout.split(w0)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pgfed.core import Algorithm, FederationInfo, Mean, Message, Rng, State, Update, sgd
 from pgfed.data.federation import Shard
-from pgfed.errors import UserError
+from pgfed.errors import need
 from pgfed.task import Task
 
 
@@ -38,10 +38,8 @@ class FedDyn(Algorithm):
     clip: float = 0.0  # bound on the norm of each step's gradient; 0 = none
 
     def __post_init__(self) -> None:
-        if not self.a > 0:
-            raise UserError(f"method.feddyn.a: must be > 0, found {self.a:g}")
-        if not self.clip >= 0:
-            raise UserError(f"method.feddyn.clip: must be >= 0, found {self.clip:g}")
+        need(self.a > 0, "method.feddyn.a", "> 0", self.a)
+        need(self.clip >= 0, "method.feddyn.clip", ">= 0", self.clip)
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
         h = torch.zeros_like(w0[: federation.layout.d])

@@ -38,7 +38,7 @@ from pgfed.core import (
     sgd,
 )
 from pgfed.data.federation import Shard
-from pgfed.errors import UserError
+from pgfed.errors import need
 from pgfed.task import Task
 
 
@@ -55,11 +55,9 @@ class FedFomo(Algorithm):
     fomo_include_self: bool = True  # the client's own model is always a candidate
 
     def __post_init__(self) -> None:
-        if not self.candidates >= 0:
-            raise UserError(f"method.fedfomo.candidates: must be >= 0, found {self.candidates}")
-        if not 0 < self.validation_share < 1:
-            found = f"{self.validation_share:g}"
-            raise UserError(f"method.fedfomo.validation_share: must be in (0, 1), found {found}")
+        need(self.candidates >= 0, "method.fedfomo.candidates", ">= 0", self.candidates)
+        share = self.validation_share
+        need(0 < share < 1, "method.fedfomo.validation_share", "in (0, 1)", share)
 
     def trained(self, n: int) -> int:
         """How many of n samples are trained on; of two or more, at least one is not."""

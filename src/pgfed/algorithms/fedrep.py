@@ -33,10 +33,11 @@ from pgfed.core import (
     State,
     Update,
     batch_indices,
+    need_base,
     sgd,
 )
 from pgfed.data.federation import Shard
-from pgfed.errors import UserError
+from pgfed.errors import need
 from pgfed.task import EVALUATION_BATCH, Task
 
 
@@ -51,8 +52,10 @@ class FedRep(Algorithm):
     head_epochs: int = 5  # E_h, epochs on the head before those on the base
 
     def __post_init__(self) -> None:
-        if self.head_epochs < 0:
-            raise UserError(f"method.fedrep.head_epochs: must be >= 0, found {self.head_epochs}")
+        need(self.head_epochs >= 0, "method.fedrep.head_epochs", ">= 0", self.head_epochs)
+
+    def check_model(self, task: Task) -> None:
+        need_base("fedrep", task)
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
         body, head = federation.layout.split(w0)

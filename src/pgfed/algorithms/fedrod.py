@@ -38,13 +38,19 @@ class FedRoD(Algorithm):
     leaves = {"w": "model", "n": "count"}
     official_momentum = False
 
+    def check_model(self, task: Task) -> None:
+        if not task.linear_head:
+            raise UserError(
+                f"methods: 'fedrod' adds two heads to one, so the model's head must be a single "
+                f"nn.Linear; {task.head_name!r} is not"
+            )
+
     def init_client(self, w0: Tensor, client: ClientInfo) -> State:
         return {"q": client.federation.layout.split(w0)[1]}
 
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
-        _check_head(task)
         train = self.train
         theta = message["w"].clone()
         step = theta[: task.d]
@@ -68,7 +74,6 @@ class FedRoD(Algorithm):
     def personal_model(
         self, task: Task, state: State, public: Message, data: Shard, rng: Rng
     ) -> Tensor:
-        _check_head(task)
         body, head = task.layout.split(public["w"])
         return task.layout.join(body, head + state["q"])
 
@@ -78,11 +83,3 @@ def _linear(q: Tensor, z: Tensor, classes: int) -> Tensor:
     weights = classes * z.shape[1]
     bias = q[weights:] if len(q) > weights else None
     return F.linear(z, q[:weights].view(classes, -1), bias)
-
-
-def _check_head(task: Task) -> None:
-    if not task.linear_head:
-        raise UserError(
-            f"methods: 'fedrod' adds two heads to one, so the model's head must be a single "
-            f"nn.Linear; {task.head_name!r} is not"
-        )

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pgfed.core import Algorithm, Message, Rng, State, Update, batches
 from pgfed.data.federation import Shard
-from pgfed.errors import UserError
+from pgfed.errors import need
 from pgfed.task import Task
 
 
@@ -44,10 +44,8 @@ class PerFedAvg(Algorithm):
     delta: float = 0.001  # delta, half the width of hf's difference
 
     def __post_init__(self) -> None:
-        if not self.alpha >= 0:
-            raise UserError(f"method.per-fedavg.alpha: must be >= 0, found {self.alpha:g}")
-        if not self.delta > 0:
-            raise UserError(f"method.per-fedavg.delta: must be > 0, found {self.delta:g}")
+        need(self.alpha >= 0, "method.per-fedavg.alpha", ">= 0", self.alpha)
+        need(self.delta > 0, "method.per-fedavg.delta", "> 0", self.delta)
 
     def portion(self, n: int) -> tuple[int, int]:
         """(size of each mini-batch, how many of them a meta-step takes) with n samples."""

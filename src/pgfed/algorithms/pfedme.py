@@ -37,7 +37,7 @@ from pgfed.core import (
     batches,
 )
 from pgfed.data.federation import Shard
-from pgfed.errors import UserError
+from pgfed.errors import UserError, need
 from pgfed.task import Task
 
 
@@ -56,10 +56,8 @@ class PFedMe(Algorithm):
 
     def __post_init__(self) -> None:
         for key in ("inner_steps", "lam", "beta", "kappa"):
-            if not getattr(self, key) >= 0:
-                raise UserError(f"method.pfedme.{key}: must be >= 0, found {getattr(self, key):g}")
-        if not self.personal_lr > 0:
-            raise UserError(f"method.pfedme.personal_lr: must be > 0, found {self.personal_lr:g}")
+            need(getattr(self, key) >= 0, f"method.pfedme.{key}", ">= 0", getattr(self, key))
+        need(self.personal_lr > 0, "method.pfedme.personal_lr", "> 0", self.personal_lr)
         if self.train.lr * self.lam > 1:
             raise UserError(
                 "method.pfedme.lam: lr * lam must be <= 1 (w_i would step beyond theta_i), "

@@ -44,6 +44,7 @@ from pgfed.core import (
     sgd,
 )
 from pgfed.data.federation import Shard
+from pgfed.errors import need
 from pgfed.task import Task
 
 
@@ -60,6 +61,10 @@ class PGFed(Algorithm):
     # exact: an oracle that sends each client's gradient instead of their mean
     alpha_gradient: Literal["mean", "exact"] = "mean"
     full_grad: bool = False  # take the gradient pass over every sample
+
+    def __post_init__(self) -> None:
+        need(self.mu >= 0, "method.pgfed.mu", ">= 0", self.mu)
+        need(self.alpha_lr >= 0, "method.pgfed.alpha_lr", ">= 0", self.alpha_lr)
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
         return {

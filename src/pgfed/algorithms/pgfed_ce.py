@@ -39,6 +39,7 @@ from pgfed.core import (
     sgd,
 )
 from pgfed.data.federation import Shard
+from pgfed.errors import need
 from pgfed.task import Task
 
 
@@ -53,6 +54,10 @@ class PGFedCE(Algorithm):
     alpha_clamp: bool = True  # keep alphas >= 0
     ce_g2: Literal["per_client", "mean"] = "per_client"  # whose gradient enters c_j
     full_grad: bool = False  # take the gradient pass over every sample
+
+    def __post_init__(self) -> None:
+        need(self.mu >= 0, "method.pgfed-ce.mu", ">= 0", self.mu)
+        need(self.alpha_lr >= 0, "method.pgfed-ce.alpha_lr", ">= 0", self.alpha_lr)
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
         return {

@@ -40,6 +40,7 @@ from pgfed.core import (
     sgd,
 )
 from pgfed.data.federation import Shard
+from pgfed.errors import need
 from pgfed.task import Task
 
 
@@ -55,6 +56,11 @@ class PGFedMo(Algorithm):
     alpha_clamp: bool = True  # keep alphas >= 0
     alpha_order: Literal["pre", "post"] = "pre"  # alpha steps before or after theta
     full_grad: bool = False  # take the gradient pass over every sample
+
+    def __post_init__(self) -> None:
+        need(self.mu >= 0, "method.pgfed-mo.mu", ">= 0", self.mu)
+        need(self.alpha_lr >= 0, "method.pgfed-mo.alpha_lr", ">= 0", self.alpha_lr)
+        need(0 <= self.beta <= 1, "method.pgfed-mo.beta", "between 0 and 1", self.beta)
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
         return {

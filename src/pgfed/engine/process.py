@@ -113,7 +113,9 @@ class Process(Backend):
                     continue
                 done = busy.pop(conn)
                 if "error" in head:
-                    raise (UserError if head["user"] else ClientError)(head["error"])
+                    failure = (UserError if head["user"] else ClientError)(head["error"])
+                    failure.add_note(head["trace"])  # what `--debug` shows
+                    raise failure
                 give(conn)
                 each = len(parts) // len(done)
                 for k, client in enumerate(done):

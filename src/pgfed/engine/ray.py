@@ -66,7 +66,6 @@ class _Trouble:
 class _Start:
     """What a run's client side is made of again in an actor."""
 
-    version: str
     side: ClientSide  # without its data, model and start, which are:
     # The module itself and not its factory: nothing the factory read or drew can differ.
     module: nn.Module
@@ -78,8 +77,7 @@ class _Start:
     def of(cls, side: ClientSide) -> _Start:
         task = side.task
         bare = replace(side, task=None, federation=None, w0=None)  # type: ignore[arg-type]
-        version = pgfed.__version__
-        return cls(version, bare, task.module, task.head_name, task.criterion, _array(side.w0))
+        return cls(bare, task.module, task.head_name, task.criterion, _array(side.w0))
 
     def side_on(self, federation: Federation, device: str) -> ClientSide:
         task = Task(
@@ -115,8 +113,9 @@ class Ray(Backend):
         super().__init__(federation, model, head=head)
         if torch.device(device).type not in ("cpu", "cuda"):
             raise UserError(f"engine.device: found {str(device)!r}; allowed with Ray: cpu, cuda")
-        self.workers = workers
+        self.workers = workers  # 0: known once connected
         self.address = address
+        self._wanted = workers
         self._actor_device = str(device)
         self._gpu = torch.device(device).type == "cuda"
         self._ray: Any = None  # the package, once connected
@@ -152,11 +151,10 @@ class Ray(Backend):
                 self._join()
             else:
                 self._launch()
+        kind = "GPU" if self._gpu else "CPU"
+        self.workers = self._wanted or int(self._ray.cluster_resources().get(kind, 0))
         if not self.workers:
-            kind = "GPU" if self._gpu else "CPU"
-            self.workers = int(self._ray.cluster_resources().get(kind, 0))
-            if not self.workers:
-                raise UserError(f"engine.address: the Ray cluster has no {kind}s to run clients on")
+            raise UserError(f"engine.address: the Ray cluster has no {kind}s to run clients on")
         self._data = self._ray.put(
             (
                 replace(self.federation, x=torch.empty(0), y=torch.empty(0)),
@@ -203,7 +201,7 @@ class Ray(Backend):
         self._folder = tempfile.mkdtemp(prefix="pgfed-ray-", dir=short)
         self._initialize(
             address="local",
-            num_cpus=self.workers or available_cores(),
+            num_cpus=self._wanted or available_cores(),
             include_dashboard=False,
             _temp_dir=self._folder,
         )
@@ -220,7 +218,11 @@ class Ray(Backend):
 
     def begin(self, side: ClientSide) -> None:
         if self._ray is None:
-            self._connect()
+            try:
+                self._connect()
+            except BaseException:
+                self.end()
+                raise
         try:
             self._start = self._ray.put(_Start.of(side))
         except TypeError as error:
@@ -251,7 +253,8 @@ class Ray(Backend):
 
     def _load(self, actor: Any) -> None:
         # A reference within a list is not followed by Ray: the actor looks it up, and reports.
-        self._loading[actor.load.remote([self._data, self._start], self._actor_device)] = actor
+        call = actor.load.remote(pgfed.__version__, self._actor_device, [self._data, self._start])
+        self._loading[call] = actor
 
     def _loaded(self, call: Any) -> None:
         """An actor has started, or failed to."""
@@ -317,6 +320,7 @@ class Ray(Backend):
                 try:
                     results = self._ray.get(ready[0])
                 except self._ray.exceptions.RayTaskError as error:
+                    self._idle.append(actor)
                     raise ClientError(
                         f"round {round}, clients {work}, {stage}: {_last_line(error)}"
                     ) from None
@@ -333,13 +337,15 @@ class Ray(Backend):
                     yield client, [_unpack(part) for part in parts]
         finally:
             for actor, _ in busy.values():  # given up on: free again when done with it
-                self._load(actor)
+                if actor in self._actors:
+                    self._load(actor)
 
     def end(self) -> None:
         if self._ray is None:
             return
-        for actor in self._actors:
-            self._ray.kill(actor)
+        if self._ray.is_initialized():
+            for actor in self._actors:
+                self._ray.kill(actor)
         self._actors, self._idle, self._loading = [], [], {}
         self._data = self._start = None
         if self._connected:
@@ -364,29 +370,28 @@ class _Actor:
         self._known = ""
         self._common: Message = {}
 
-    def load(self, references: list[Any], device: str) -> _Trouble | None:
+    def load(self, version: str, device: str, references: list[Any]) -> _Trouble | None:
         """Make ready for the clients of a run."""
         import ray
 
         data, run = references
         try:
+            if version != pgfed.__version__:
+                raise UserError(
+                    f"engine.backend: pgfed is {version} here and {pgfed.__version__} on the Ray "
+                    f"node {socket.gethostname()}; every node needs the same version"
+                )
             if self._federation is None:
                 federation, x, y = ray.get(data)
                 self._federation = replace(federation, x=_view(x), y=_view(y)).to(device)
             start: _Start = ray.get(run)
-            if start.version != pgfed.__version__:
-                raise UserError(
-                    f"engine.backend: pgfed is {start.version} here and {pgfed.__version__} on the "
-                    f"Ray node {socket.gethostname()}; every node needs the same version"
-                )
             self._side = start.side_on(self._federation, device)
         except UserError as error:
             return _Trouble.of(error)
         except Exception as error:
-            cause = str(error).strip().splitlines()[-1] if str(error).strip() else ""
             return _Trouble(
                 f"engine.backend: the run cannot be loaded on the Ray node {socket.gethostname()} "
-                f"(own models and methods must be importable there): {cause}",
+                f"(own models and methods must be importable there): {_last_line(error)}",
                 user=True,
             )
         return None

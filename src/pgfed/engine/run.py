@@ -70,6 +70,7 @@ class Run:
         self.rounds = rounds
         self.evaluate_every = evaluate_every
         self.task = backend.task(seed)
+        algorithm.check_model(self.task)
         self.info = FederationInfo(len(federation), cohort, self.task.layout)
         self._mean = mean or Mean()
         self._max_update_norm = max_update_norm

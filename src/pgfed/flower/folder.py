@@ -33,6 +33,7 @@ from pgfed.schema import Table, check
 if TYPE_CHECKING:
     from pgfed.core import Algorithm
 
+RUN_FILE = "federation.json"  # in a run folder: its id, which the sites' states are stamped with
 DATASET = "federation"  # data.dataset of an experiment whose data lies with the sites
 LOOPBACK_NAMES = ("localhost",)
 
@@ -82,6 +83,16 @@ class FederationFolder:
     def key(self, client: int) -> Path:
         """The public key of the site at this seat."""
         return self.server / "keys" / f"{site_name(client, self.agreement.seats)}.pub"
+
+    def check_run(self, *, resume: bool) -> None:
+        """A new run needs an empty place, and --resume one to go on with."""
+        begun = (self.run / RUN_FILE).is_file()
+        if begun and not resume:
+            raise UserError(
+                f"{self.run} holds a run; go on with --resume, or move that folder away"
+            )
+        if resume and not begun:
+            raise UserError(f"{self.run} holds no run to go on with; leave out --resume")
 
     @property
     def address(self) -> str:

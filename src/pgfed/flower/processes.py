@@ -124,7 +124,8 @@ def serve(folder: FederationFolder, say: Callable[[str], None]) -> None:
             control.close()
             say(f"ready at {agreement.server} for {agreement.seats} sites; Flower's log: {log}")
             code = child.wait()
-            raise UserError(f"the SuperLink ended with code {code}; see {log}")
+            say(f"the SuperLink ended with code {code}; see {log}")
+            raise SystemExit(1)  # a supervisor starts it again
         finally:
             stop(child)
 

@@ -7,11 +7,13 @@ that `federation run --resume` goes on with the same bits.
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,10 +67,14 @@ class Options:
 def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     """Run the federation's experiment, or go on with it."""
     folder.run.mkdir(exist_ok=True)
-    status = Status(folder.run, folder.agreement.seats)
+    with _alone_in(folder.run), one_thread():
+        status = Status(folder.run, folder.agreement.seats)
+        _conduct(grid, folder, options, status)
+
+
+def _conduct(grid: Grid, folder: FederationFolder, options: Options, status: Status) -> None:
     try:
-        with one_thread():
-            Conductor(grid, folder, options, status).run()
+        Conductor(grid, folder, options, status).run()
     except BaseException as error:
         status.write(state="failed", error=f"{type(error).__name__}: {error}")
         if isinstance(error, UserError | QuorumError):
@@ -313,6 +319,17 @@ class Conductor:
             self.status.site(i)["accuracy"] = record["sites"][str(i)]["accuracy"]
         self._places()
         self.status.write(round=record["round"], accuracy=record["mean_accuracy"])
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two server apps must not write one run. The lock goes with the process that holds it."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{folder}: another run is going on in it") from None
+        yield
 
 
 def _identify(folder: Path, agreed: str, *, resume: bool) -> str:

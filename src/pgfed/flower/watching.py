@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from typing import Any
@@ -10,12 +11,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from pgfed.errors import UserError
 from pgfed.flower import status
 from pgfed.flower.control import Control
 from pgfed.flower.folder import FederationFolder
 from pgfed.words import percent
 
-EVERY = 0.5  # seconds
+EVERY = 0.5  # seconds between two looks at the status
+ASK = 10  # looks between two questions to the SuperLink whether the run is still there
 
 
 def read(folder: FederationFolder) -> dict[str, Any] | None:
@@ -30,10 +33,16 @@ def watch(folder: FederationFolder, control: Control, options: dict[str, Any]) -
     told: list[str] = []
     try:
         with Live(console=console, auto_refresh=False, transient=True) as live:
-            while not control.state(number).startswith("finished"):
+            for look in itertools.count():
                 told = _show(folder, live, told)
+                if _is_over(folder) or look % ASK == 0:
+                    if control.state(number).startswith("finished"):
+                        break
                 time.sleep(EVERY)
-            told = _show(folder, live, told)
+            _show(folder, live, told)
+    except UserError as error:
+        print(f"pgfed: {error}; then go on with --resume", file=sys.stderr)
+        return False
     except KeyboardInterrupt:
         console.print(
             f"The run goes on; `pgfed federation status {folder.path}` shows it, and stopping the "
@@ -48,6 +57,10 @@ def watch(folder: FederationFolder, control: Control, options: dict[str, Any]) -
     console.print(table(content))
     console.print(f"{folder.run}: the run folder; each site holds its own model")
     return True
+
+
+def _is_over(folder: FederationFolder) -> bool:
+    return (read(folder) or {}).get("state") in ("finished", "failed")
 
 
 def _show(folder: FederationFolder, live: Live, told: list[str]) -> list[str]:

@@ -67,12 +67,17 @@ class Figure:
 
 def styles(groups: Sequence[Group]) -> Style:
     """label -> colour and dash, the same in every figure and different for every method."""
-    labels = dict.fromkeys(m.label for group in groups for m in group.methods)
-    folders = [folder for group in groups for folder in group.folders]
-    labels |= dict.fromkeys(name for folder in folders for name in folder.new_clients)
+    names = {m.label: m.name for group in groups for m in group.methods}
+    for group in groups:
+        for folder in group.folders:
+            names |= {name: name for name in folder.new_clients if name not in names}
+    given: Style = {}
+    for label, name in names.items():
+        if name in STYLES and STYLES[name] not in given.values():
+            given[label] = STYLES[name]
     free = [(c, d) for d in DASHES for c in PALETTE if (c, d) not in STYLES.values()]
-    others = [label for label in labels if label not in STYLES]
-    return STYLES | {label: free[k % len(free)] for k, label in enumerate(others)}
+    others = [label for label in names if label not in given]
+    return given | {label: free[k % len(free)] for k, label in enumerate(others)}
 
 
 def solid_first(traces: Iterable[Trace]) -> list[Trace]:

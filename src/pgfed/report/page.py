@@ -288,7 +288,7 @@ def _asset(name: str) -> str:
 
 def _packed(text: str) -> str:
     """Compressed, in characters that end no script and need no escape."""
-    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def _plotly() -> str:

@@ -13,7 +13,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,13 +130,12 @@ def _compare(module: nn.Module, exported: Logits, shape: tuple[int, ...]) -> flo
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep back what torch's exporters say about themselves."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    """Keep back what torch's exporters say about themselves; what goes wrong is raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
             yield
     finally:
-        log.setLevel(level)
+        logging.disable(before)

@@ -116,8 +116,8 @@ def _gradient(run: RunFolder, method: str) -> str:
 def _read(path: Path, client: int, clients: int) -> tuple[Pairs, dict[int, float]]:
     """A by the pairs that met, and each gradient's share of the last auxiliary gradient."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+            arrays = dict(found)
         pairs = Pairs.read(arrays)
         if pairs.clients != clients:
             raise ValueError(f"{pairs.clients} clients, but clients.csv has {clients}")

@@ -232,13 +232,15 @@
     }
     const grid = make("div", undefined, box);
     grid.className = "panels";
-    curves(index, client, grid);
-    weights(index, client, grid);
+    // All places first, then the plots: a plot takes the width its place has when it is drawn.
+    const plots = [...curves(index, client, grid), ...weights(index, client, grid)];
+    for (const draw of plots) draw();
   }
 
-  // A small plot in the picked client's box.
+  // A small plot in the picked client's box; returns what draws it.
   function small(parent, title, data, layout) {
     const part = make("div", undefined, parent);
+    part.className = layout.type === "category" ? "part" : "part wide";
     make("p", title, part);
     const plot = make("div", undefined, part);
     plot.className = "plot";
@@ -246,7 +248,7 @@
     plot.setAttribute("role", "img");
     plot.setAttribute("aria-label", title);
     const axis = (text) => ({ automargin: true, title: { text } });
-    render(plot, data, {
+    return () => render(plot, data, {
       margin: { l: 8, r: 8, t: 8, b: 8 },
       showlegend: false,
       hovermode: "closest",
@@ -266,7 +268,8 @@
       line: { color: styles[method.label][0], dash: styles[method.label][1], width: 2 },
       hovertemplate: "%{text}, round %{x}: %{y:.1f} %<extra></extra>",
     }));
-    if (data.length) small(parent, "Its accuracy over the rounds", data, { x: "round", y: "accuracy in %", type: "linear" });
+    const axes = { x: "round", y: "accuracy in %", type: "linear" };
+    return data.length ? [small(parent, "Its accuracy over the rounds", data, axes)] : [];
   }
 
   // plotly reads a little HTML.
@@ -286,10 +289,11 @@
   // Row and column of A of one client, of the run that the matrix shows.
   function weights(index, client, parent) {
     const name = Object.keys(groups[index].figures).find((id) => id.endsWith("matrix"));
-    if (!name) return;
+    if (!name) return [];
     const trace = groups[index].figures[name][0][views[name] || 0].data[0];
     const at = trace.meta ? trace.meta.order.indexOf(client) : -1;
-    if (at < 0) return;
+    if (at < 0) return [];
+    const plots = [];
     const row = trace.z[at], column = trace.z.map((line) => line[at]);
     for (const [title, values] of [
       ["Whom it weighs more or less than at the start: its row of A", row],
@@ -301,14 +305,15 @@
         make("p", `${title}: it met nobody.`, parent);
         continue;
       }
-      small(parent, title, [{
+      plots.push(small(parent, title, [{
         type: "bar",
         x: met.map(([, other]) => other),
         y: met.map(([value]) => value),
         marker: { color: met.map(([value]) => (value >= 0 ? "#0072B2" : "#D55E00")) },
         hovertemplate: "client %{x}: %{y:+.4f}<extra></extra>",
-      }], { x: "client", y: "change", type: "category" });
+      }], { x: "client", y: "change", type: "category" }));
     }
+    return plots;
   }
 
   // -- drawing: when a plot comes near the screen, and all of them for the printer ---------------

@@ -1,0 +1,187 @@
+"""`pgfed onboard`: a new site's model, chosen on its validation share."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pgfed as package
+from cli.cli_tools import Done, blobs
+from pgfed.api import Result
+from pgfed.core import Rng
+from pgfed.data.datasets import Dataset
+from pgfed.data.federation import Federation, Shard, build_seat
+from pgfed.takehome.onboard import Epoch, _better
+from takehome.pictures import CLASSES, pictures
+
+Command = Callable[..., Done]
+Grey = tuple[Path, Result]
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    """A site with two of the three classes, which it numbers in its own way."""
+    x, y, _ = pictures(90, seed=7)
+    here = y < 2
+    path = tmp_path / "new.npz"
+    np.savez(path, x=x[here], y=1 - y[here], class_names=np.array(["down", "up"]))
+    return path
+
+
+def divided(new: Path) -> Federation:
+    """The new site's data in its three parts."""
+    x, y = (np.load(new)[key] for key in ("x", "y"))
+    dataset = Dataset.from_arrays("new", x, 1 - y, class_names=CLASSES)
+    return build_seat(dataset, 0, 1, test_share=0.25, validation_share=0.2, seed=1)
+
+
+def curve(path: Path) -> list[dict[str, float]]:
+    with path.open(newline="") as file:
+        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+def accuracy(module: nn.Module, data: Shard) -> float:
+    x, y = data.batch(slice(None))
+    with torch.no_grad():
+        return float((module(x).argmax(1) == y).double().mean())
+
+
+def test_all_methods_beside_training_alone(
+    grey: Grey, new: Path, pgfed: Command, tmp_path: Path
+) -> None:
+    words = ["--epochs", 4, "--out", "home", "--json", "--figure", "curves.svg"]
+    done = pgfed("onboard", grey[0], "--data", f"npz:{new}", *words)
+    assert (done.code, done.err) == (0, "")
+    found = json.loads(done.out)
+    assert [m["method"] for m in found["methods"]] == ["local", "fedavg", "pgfed"]
+    assert (tmp_path / "curves.svg").read_text().startswith("<?xml")
+    for row in found["methods"]:
+        place = tmp_path / "home" / row["method"]
+        assert {path.name for path in place.iterdir()} == {
+            *("curve.csv", "manifest.json", "model.safetensors")
+        }
+        points = curve(place / "curve.csv")
+        assert [point["epoch"] for point in points] == [0, 1, 2, 3, 4]
+        assert points == row["curve"]
+        best = max(points, key=lambda p: (p["validation_accuracy"], -p["validation_loss"]))
+        assert row["recommended_epochs"] == best["epoch"]
+        # The file is the model of that epoch, as its scores on the site's data show.
+        module, entry = package.load(place / "model.safetensors")
+        assert entry["onboarded"]["epochs"] == best["epoch"]
+        assert (entry["n_train"], entry["n_validation"], entry["n_test"]) == (36, 9, 15)
+        site = divided(new)
+        assert accuracy(module, site.test(0)) == pytest.approx(best["test_accuracy"])
+        assert accuracy(module, site.validation(0)) == pytest.approx(best["validation_accuracy"])
+        assert entry["accuracy"] == best["test_accuracy"]
+        assert entry["data_fingerprint"] == site.fingerprint
+    alone, _, mine = found["methods"]
+    assert mine["curve"][0]["test_accuracy"] > alone["curve"][0]["test_accuracy"]
+
+
+def test_it_starts_from_the_global_model_and_steps_as_plain_sgd(
+    grey: Grey, new: Path, pgfed: Command, tmp_path: Path
+) -> None:
+    """One epoch again with torch.optim.SGD, whose momentum starts anew at each epoch."""
+    words = ["--method", "pgfed", "--epochs", 2, "--lr", 0.02, "--out", "home", "--json"]
+    done = pgfed("onboard", grey[0], "--data", f"npz:{new}", *words)
+    found = json.loads(done.out)["methods"][1]
+    site = divided(new)
+    module, _ = package.load(grey[0] / "pgfed/seed-0/models/global.safetensors")
+    assert accuracy(module, site.validation(0)) == found["curve"][0]["validation_accuracy"]
+    train = site.train(0)
+    for epoch in range(2):
+        sgd = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
+        order = Rng(0, 4, epoch).permutation(len(train), "train")
+        for start in range(0, len(train) - 9, 10):
+            x, y = train.batch(order[start : start + 10])
+            sgd.zero_grad()
+            nn.functional.cross_entropy(module(x), y).backward()
+            sgd.step()
+        x, y = site.validation(0).batch(slice(None))
+        with torch.no_grad():
+            loss = float(nn.functional.cross_entropy(module(x), y))
+        assert found["curve"][epoch + 1]["validation_loss"] == pytest.approx(loss, rel=1e-4)
+
+
+def test_what_is_printed(grey: Grey, new: Path, pgfed: Command) -> None:
+    done = pgfed("onboard", grey[0], "--data", f"npz:{new}", "--epochs", 2)
+    assert done.code == 0
+    assert "2 of 3 classes" in done.out
+    assert "alone (untrained)" in done.out
+    assert "onboarded/" in done.out.splitlines()[-1]
+    again = pgfed("onboard", grey[0], "--data", f"npz:{new}")
+    assert again.code == 2
+    assert "exists and is not empty" in again.line
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("fedfomo", "no global model: the mean of all clients' models"),
+        ("fedper", "mean of all clients' classifiers"),
+        ("lg-fedavg", "mean of all clients' bodies"),
+        ("fedbabu", "untrained classifier"),
+    ],
+)
+def test_a_substitute_is_said_plainly(
+    everything: tuple[Path, Result], pgfed: Command, method: str, said: str
+) -> None:
+    data = f"npz:{everything[0].parent / 'new.npz'}"
+    done = pgfed("onboard", everything[0], "--data", data, "--method", method, "--epochs", 1)
+    assert f"{method} has no " in done.out
+    assert said in done.out
+
+
+def test_the_first_of_equals_needs_least(tmp_path: Path) -> None:
+    def epoch(accuracy: float, loss: float) -> Epoch:
+        return Epoch(0, accuracy, loss, None, None)
+
+    assert _better(epoch(0.8, 1.0), epoch(0.7, 0.1))
+    assert _better(epoch(0.8, 0.9), epoch(0.8, 1.0))
+    assert not _better(epoch(0.8, 1.0), epoch(0.8, 1.0))
+    assert not _better(epoch(0.9, float("nan")), epoch(0.8, 1.0))  # it has diverged
+
+
+def mistakes() -> dict[str, tuple[list[Any], str]]:
+    return {
+        "no data": (["--data", "npz:nowhere.npz"], "does not exist"),
+        "another class": (["--data", "npz:odd.npz"], "class: unknown 'left'"),
+        "another size": (["--data", "npz:small.npz"], "holds 8x8 grey images"),
+        "too little": (["--data", "npz:few.npz"], "too few to set a validation share aside"),
+        "a learning rate": (["--data", "npz:new.npz", "--lr", "-1"], "--lr: found -1"),
+        "epochs": (["--data", "npz:new.npz", "--epochs", "0"], "--epochs"),
+        "a method": (["--data", "npz:new.npz", "--method", "pfedme"], "unknown 'pfedme'"),
+    }
+
+
+@pytest.mark.parametrize(("words", "said"), mistakes().values(), ids=mistakes())
+def test_mistakes_are_one_line_and_write_nothing(
+    grey: Grey, new: Path, pgfed: Command, tmp_path: Path, words: list[Any], said: str
+) -> None:
+    x, y, _ = pictures(9)
+    np.savez("odd.npz", x=x, y=y * 0, class_names=np.array(["left"]))
+    np.savez("small.npz", x=x[:, :8, :8], y=y, class_names=np.array(CLASSES))
+    np.savez("few.npz", x=x[:4], y=y[:4], class_names=np.array(CLASSES))
+    done = pgfed("onboard", grey[0], *words)
+    assert done.code == 2
+    assert said in done.line
+    assert not (tmp_path / "onboarded").exists()
+
+
+def test_without_test_data(pgfed: Command, tmp_path: Path) -> None:
+    data = blobs(90)
+    given = {"clients": 3, "min_samples": 5, "rounds": 1, "backend": "serial", "test_share": 0.0}
+    package.run((data["x"], data["y"]), methods=["fedavg"], out=tmp_path / "run", **given)
+    np.savez("new.npz", **blobs(30, seed=2))
+    done = pgfed("onboard", "run", "--data", "npz:new.npz", "--epochs", 1)
+    assert done.code == 0
+    assert "There is no test data" in done.out
+    assert package.load(tmp_path / "onboarded/digits/fedavg/model.safetensors")[1]["loss"] is None
