@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import click
 import typer
 
-from pgfed import __version__, algorithms
+from pgfed import __version__, algorithms, sweep_command
 from pgfed.errors import UserError
+from pgfed.flower import commands as federation
+from pgfed.report import commands as report
+from pgfed.study import commands as study
+from pgfed.takehome import commands as takehome
 
 if TYPE_CHECKING:
     from pgfed.runner import Setup
-from pgfed.takehome import commands as takehome
 
 app = typer.Typer(
     name="pgfed",
@@ -170,6 +173,7 @@ def resume(
 
 def _execute(setup: Setup, folder: Path, *, resume: bool, quiet: bool, as_json: bool) -> None:
     from pgfed import api, screens
+    from pgfed import report as reports
     from pgfed.progress import progress_for
 
     experiment = setup.experiment
@@ -181,10 +185,11 @@ def _execute(setup: Setup, folder: Path, *, resume: bool, quiet: bool, as_json: 
     except KeyboardInterrupt:
         message = f"interrupted during {progress.where()}; `pgfed resume {folder}` goes on"
         raise typer.Exit(_fail(message, 130)) from None
+    page = reports.write_page(folder) if reports.possible() else None
     if as_json:
         print(json.dumps(result.summary, indent=2))
     elif not quiet:
-        screens.outcomes(result.outcomes, folder)
+        screens.outcomes(result.outcomes, folder, page)
 
 
 @app.command()
@@ -247,12 +252,14 @@ def data_show(
     from pgfed import screens
     from pgfed.runner import load_federation
 
-    federation, _ = load_federation(loaded.data, experiments.data_root(data_root))
+    clients, _ = load_federation(loaded.data, experiments.data_root(data_root))
     if figure is not None:
         from pgfed.data.show import distribution_figure
 
-        distribution_figure(federation, figure)
-    screens.clients(federation)
+        distribution_figure(clients, figure)
+    screens.clients(clients)
 
 
-takehome.register(app)
+for commands in (takehome, report, sweep_command, study):
+    commands.register(app)
+app.add_typer(federation.app, name="federation")

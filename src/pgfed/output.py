@@ -20,6 +20,7 @@ from typing import IO, Any, Self
 import numpy as np
 import tomli_w
 
+from pgfed.data.federation import Federation
 from pgfed.engine import Checkpoints, Run
 from pgfed.environment import environment
 from pgfed.errors import UserError
@@ -127,6 +128,7 @@ class RunFolder(Keeper):
             document = tomli_w.dumps(self._setup.experiment.document())
             write_atomic(self.path / "experiment.toml", HEADER + document)
             self._json("environment.json", environment(self._setup.federation))
+            self._json("data.json", describe(self._setup.federation))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -155,7 +157,7 @@ class RunFolder(Keeper):
 
     # -- going on --------------------------------------------------------------------------------
 
-    def checkpoints(self, method: str, seed: int) -> Checkpoints:
+    def checkpoints(self, method: str, seed: int) -> Checkpoints | None:
         every = self._setup.experiment.engine.checkpoint_every
         folder = self.seed_folder(method, seed) / "checkpoint"
         return Checkpoints(folder, every=every, warn=self._warn)
@@ -230,7 +232,9 @@ class RunFolder(Keeper):
                 write_atomic(folder / "alpha.npz", arrays.getvalue())
             if self._setup.keeps_models(outcome.seed):
                 self._keep_models(folder, run, outcome.method, rows)
-            write_atomic(folder / "clients.csv", csv_text(rows))  # this run is finished from here on
+            write_atomic(
+                folder / "clients.csv", csv_text(rows)
+            )  # this run is finished from here on
         self._forget(folder)
 
     def _forget(self, folder: Path) -> None:
@@ -245,8 +249,7 @@ class RunFolder(Keeper):
             shutil.rmtree(models, ignore_errors=True)
             best.parent.rename(models)
         elif (
-            self._setup.experiment.output.keep == "last"
-            or not (models / "manifest.json").is_file()
+            self._setup.experiment.output.keep == "last" or not (models / "manifest.json").is_file()
         ):
             shutil.rmtree(models, ignore_errors=True)  # of a run that was cut short right here
             write_models(models, self._setup, run, method, rows)
@@ -267,6 +270,11 @@ def _writing(path: Path) -> Iterator[None]:
     except OSError as error:
         where = error.filename or path
         raise UserError(f"{where}: cannot be written ({error.strerror or error})") from None
+
+
+def describe(federation: Federation) -> dict[str, Any]:
+    """Who holds what: the content of data.json."""
+    return {"class_names": list(federation.class_names), "clients": federation.table()}
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ def console() -> Console:
     return Console(file=sys.stdout, highlight=False, width=PIPED_WIDTH if plain else None)
 
 
-def outcomes(of: Sequence[Outcome], folder: Path) -> None:
+def outcomes(of: Sequence[Outcome], folder: Path, page: Path | None = None) -> None:
     """The table per method, the verdict, and where the rest is."""
     from pgfed import verdict
 
@@ -41,6 +41,8 @@ def outcomes(of: Sequence[Outcome], folder: Path) -> None:
         screen.print(f"{count(without, 'client')} without test data left out of the means.")
     screen.print(verdict.sentence(of), soft_wrap=True)
     screen.print(f"Run folder: {folder}", soft_wrap=True, markup=False)
+    if page is not None:
+        screen.print(f"Report: {page}", soft_wrap=True, markup=False)
 
 
 def dry_run(setup: Setup, estimates: Sequence[Estimate], memory: float) -> None:

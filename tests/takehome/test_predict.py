@@ -171,7 +171,8 @@ def test_models_of_vectors_take_arrays_only(
     done = pgfed("predict", file, "photo.png")
     assert "expects vectors of 6 numbers as float32 arrays" in done.line
     found = rows(pgfed("predict", file, folder.parent / "data.npz").out)
-    x = torch.from_numpy(np.load(folder.parent / "data.npz")["x"])
+    with np.load(folder.parent / "data.npz") as arrays:
+        x = torch.from_numpy(arrays["x"])
     with torch.no_grad():
         best = result.model(0, "pgfed")(x).argmax(1)
     assert [row["class"] for row in found] == [str(k) for k in best.tolist()]

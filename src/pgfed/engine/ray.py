@@ -22,6 +22,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from traceback import format_exception
 from typing import Any
 
 import numpy as np
@@ -53,13 +54,18 @@ class _Trouble:
 
     message: str
     user: bool
+    trace: str = ""
 
     @classmethod
     def of(cls, error: Exception) -> _Trouble:
-        return cls(str(error), isinstance(error, UserError))
+        return cls(str(error), isinstance(error, UserError), "".join(format_exception(error)))
 
     def error(self) -> UserError | ClientError:
-        return UserError(self.message) if self.user else ClientError(self.message)
+        if self.user:
+            return UserError(self.message)
+        error = ClientError(self.message)
+        error.add_note(self.trace)  # what `--debug` shows
+        return error
 
 
 @dataclass(frozen=True)

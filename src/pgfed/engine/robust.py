@@ -3,13 +3,14 @@
 Each stands in for `core.Mean`, which a method's `aggregate` is handed, and protects two things: the
 mean itself, and what a method keeps of each client (`each`: PGFed's gradients, FedFomo's models).
 
-- median, trimmed-mean: coordinate by coordinate, clients counting equally. What is kept of each
-  client is clamped to the kept range; under the median all clients keep (almost) the same.
+- median, trimmed-mean: coordinate by coordinate. What is kept of each client is clamped to the
+  kept range; under the median all clients keep (almost) the same.
 - krum: clients far from the others are left out of the round, with all they sent.
 - norm-clip: nobody moves the model, or weighs in, by more than the median client.
 
-What they withstand is a minority among the replies of a round. Too few replies protect nobody: from
-1 or 2 no defence can tell who is wrong, and krum needs 2f + 3 of them to leave out f.
+All clients count equally: how many samples one has is only its claim. What these means withstand
+is a minority among the replies of a round. Too few replies protect nobody: from 1 or 2 no defence
+can tell who is wrong, and krum needs 2f + 3 of them to leave out f.
 
 Yin, Chen, Kannan, Bartlett. Byzantine-robust distributed learning: towards optimal statistical
 rates. ICML 2018. (median, trimmed mean)
@@ -59,7 +60,7 @@ def make_mean(name: str, leaves: Mapping[str, Kind], attackers: float = ATTACKER
 
 def defended(mean: Mean, shares: Mapping[int, Update]) -> dict[int, Update]:
     """What the clients share after the last round, for a method that takes its plain mean."""
-    out = {i: dict(share) for i, share in shares.items()}
+    out = {i: {**share, "n": 1} for i, share in shares.items()}
     first = next(iter(out.values()), {})
     for key in [key for key, value in first.items() if isinstance(value, Tensor)]:
         ids, rows = mean.each(shares, key)
@@ -129,7 +130,7 @@ class Krum(Mean):
         around: Tensor | None = None,
         uniform: bool = False,
     ) -> Tensor:
-        return super().__call__(self._kept(updates, key), key, uniform=uniform)
+        return super().__call__(self._kept(updates, key), key, uniform=True)
 
     def each(self, updates: Mapping[int, Update], key: str) -> tuple[list[int], Tensor]:
         return super().each(self._kept(updates, key), key)
@@ -167,7 +168,7 @@ class NormClip(Mean):
             if factor < 1:
                 row = row * factor if around is None else row * factor + around * (1 - factor)
             clipped[i] = {**updates[i], key: row}
-        return super().__call__(clipped, key, uniform=uniform)
+        return super().__call__(clipped, key, uniform=True)
 
     def each(self, updates: Mapping[int, Update], key: str) -> tuple[list[int], Tensor]:
         ids, rows = super().each(updates, key)

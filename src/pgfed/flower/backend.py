@@ -6,6 +6,7 @@ every request names it, and the site starts from that state.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,20 +16,28 @@ from typing import Any
 import torch
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
-from torch import Tensor
 
-from pgfed.core import Algorithm, ClientInfo, Message, State
+from pgfed.core import Algorithm, Message, State
 from pgfed.engine.backend import Backend, Payload
 from pgfed.engine.client import ClientSide
+from pgfed.engine.replies import score_refusal
 from pgfed.flower import records
 from pgfed.flower.records import BadRecord, Head, pack, unpack
 from pgfed.flower.seats import MESSAGE, Seats
+from pgfed.flower.status import Status
 from pgfed.models import Factory
 
 POLL = 0.25  # seconds between two looks for replies
 ATTEMPTS = 10  # how often a round that lacks replies is asked for
 
+# What a site's answer holds, and what people are told meanwhile.
 _PART = {"train": "update", "score": "score", "share": "share", "personal": "personal"}
+_DOING = {
+    "train": "training",
+    "score": "scoring",
+    "share": "sharing",
+    "personal": "writing its model",
+}
 
 
 class QuorumError(Exception):
@@ -43,11 +52,21 @@ class SiteFacts:
     work_seconds: float = 0.0  # of that, training
     bytes_down: int = 0
     bytes_up: int = 0
+    counted: bool = False  # its update was used
     more: dict[str, Any] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """For the round's line of history.jsonl."""
+        facts = {k: v for k, v in vars(self).items() if k != "more"}
+        return {**(facts if self.bytes_down or self.seconds else {}), **self.more}
 
 
 class Flower(Backend):
-    """Asks sites through Flower's grid, and waits for them no longer than a round may take."""
+    """Asks sites through Flower's grid, and waits for them no longer than a round may take.
+
+    ``carrier``: the method that `local` is trained alongside of. ``settled``: returns when what the
+    server knows is on disk.
+    """
 
     def __init__(
         self,
@@ -62,17 +81,16 @@ class Flower(Backend):
         round_timeout: float,
         min_replies: int,
         copy: bool,
-        watch: Callable[[str, int, str], None],
+        status: Status,
+        settled: Callable[[], None],
     ) -> None:
-        """``carrier``: the method that `local` is trained alongside of; ``watch``: told (stage,
-        client, what happened)."""
         super().__init__(seats.federation, model, head=head)
+        self.carrier = carrier
         self.missed: dict[str, dict[int, str]] = {}  # stage -> clients that failed in it, and why
         self.facts: dict[int, SiteFacts] = {}  # of this round
-        self._grid, self._seats, self._run = grid, seats, run
-        self._methods, self._carrier = methods, carrier
+        self._grid, self._seats, self._run, self._methods = grid, seats, run, methods
         self._timeout, self._min_replies, self._copy = round_timeout, min_replies, copy
-        self._watch = watch
+        self._status, self._settled = status, settled
 
     def begin(self, side: ClientSide) -> None:
         self._side = side
@@ -83,6 +101,7 @@ class Flower(Backend):
     ) -> Iterator[tuple[int, list[State]]]:
         if stage == "train":
             self.facts = {}
+            self._settled()
         missing = list(clients)
         enough = min(self._min_replies, len(missing)) if stage == "train" else 0
         for _ in range(ATTEMPTS):
@@ -90,14 +109,19 @@ class Flower(Backend):
             for client, result in self._exchange(stage, round, list(missing), common, payload):
                 missing.remove(client)
                 yield client, result
-            if len(clients) - len(missing) >= enough:
+            got = len(clients) - len(missing)
+            if got >= enough:
                 return
-            self._watch("wait", -1, f"{len(clients) - len(missing)} replies, {enough} are needed")
+            self._status.tell(f"round {round}: {got} replies, {enough} are needed; asking again")
             self._seats.wait(missing, self._timeout)
         raise QuorumError(
-            f"round {round}: {len(clients) - len(missing)} of {len(clients)} sites replied, "
-            f"--min-replies is {enough}; when they are back, go on with --resume"
+            f"round {round}: {got} of {len(clients)} sites replied, --min-replies is {enough}; "
+            "when they are back, go on with --resume"
         )
+
+    def commit(self, round: int, clients: Sequence[int]) -> None:
+        for client in clients:
+            self.facts[client].counted = True
 
     def _exchange(
         self, stage: str, round: int, clients: list[int], common: Message, payload: Payload
@@ -121,7 +145,7 @@ class Flower(Backend):
             (name,) = self._grid.push_messages([message])
             if name:
                 asked[name] = (client, head, time.monotonic())
-                self._watch(stage, client, "asked")
+                self._status.doing(client, _DOING[stage])
             else:
                 self._miss(stage, client, "the message could not be sent")
         end = time.monotonic() + self._timeout
@@ -129,8 +153,7 @@ class Flower(Backend):
             replies = list(self._grid.pull_messages(list(asked)))
             for reply in replies:
                 # A reply that comes twice is not in `asked` any more.
-                name = reply.metadata.reply_to_message_id
-                client, head, sent = asked.pop(name, (-1, {}, 0.0))
+                client, head, sent = asked.pop(reply.metadata.reply_to_message_id, (-1, {}, 0.0))
                 if client < 0:
                     continue
                 try:
@@ -138,7 +161,7 @@ class Flower(Backend):
                 except BadRecord as error:
                     self._miss(stage, client, str(error))
                     continue
-                self._watch(stage, client, "answered")
+                self._status.doing(client, "")
                 if result:
                     yield client, result
             if not replies:
@@ -156,20 +179,19 @@ class Flower(Backend):
             "round": round,
             "client": client,
             "base": 0 if state is None else int(state["round"]),
-            "alone": self._method == self._carrier,
+            "alone": self._method == self.carrier,
             "copy": self._copy,
             "ticket": secrets.token_hex(16),  # nobody else can know it: replies cannot be forged
         }
 
     def _miss(self, stage: str, client: int, reason: str) -> None:
         self.missed[stage][client] = reason
-        self._watch(stage, client, reason)
-
-    # -- nothing a site sends is used before it is checked --------------------------------------
+        self._status.doing(client, reason)
 
     def _read(
         self, stage: str, client: int, asked: Head, reply: FlowerMessage, sent: float
     ) -> list[State]:
+        """A site's answer to this question, in form; `Run` checks what it means."""
         if reply.has_error():
             raise BadRecord(_meaning(reply.error.code, reply.error.reason))
         head, parts = unpack(reply.content)
@@ -178,9 +200,9 @@ class Flower(Backend):
         for key in ("stage", "ticket", "round"):
             if head.get(key) != asked[key]:
                 raise BadRecord(f"{key}: found {head.get(key)!r:.40}, asked for {asked[key]!r}")
-        if stage == "personal" and _PART[stage] not in parts:
-            return []  # the model stays at the site
         if _PART[stage] not in parts:
+            if stage == "personal":
+                return []  # the model stays at the site
             raise BadRecord(f"holds no {_PART[stage]}")
         result = parts[_PART[stage]]
         facts = self.facts.setdefault(client, SiteFacts())
@@ -192,32 +214,16 @@ class Flower(Backend):
                 facts.more["alone_seconds"] = _seconds(head, "alone_seconds")
             if head.get("afresh") is True:
                 facts.more["afresh"] = True
-            echo = {"round": head["round"], "seconds": facts.work_seconds}
+            echo = {"seconds": facts.work_seconds, "round": head["round"]}
             return [{"round": asked["round"]}, result, echo]
-        if stage == "score":
-            check_score(result)
-            if asked["alone"]:
-                facts.more["alone"] = check_score(parts.get("alone", {}))
-        elif stage == "share":
-            self._check_share(client, result)
-        elif set(result) != {"w"} or _bad_tensor(result["w"], (self._side.info.layout.n,)):
+        if stage == "score" and score_refusal(result) is None:
+            if result["test_n"]:
+                facts.more["accuracy"] = result["test_correct"] / result["test_n"]
+            if asked["alone"] and score_refusal(parts.get("alone", {})) is None:
+                facts.more["alone"] = _as_text(parts["alone"])
+        if stage == "personal" and not _is_model(result, self._side.info.layout.n):
             raise BadRecord("not a model")
         return [result]
-
-    def _check_share(self, client: int, share: State) -> None:
-        """As the same method would share it from its initial state."""
-        info = ClientInfo(client, int(self.federation.n_train[client]), self._side.info)
-        algorithm = self._side.algorithm
-        pattern = algorithm.share(algorithm.init_client(self._side.w0, info), info)
-        if set(share) != set(pattern):
-            raise BadRecord(f"share: keys {sorted(share)}, expected {sorted(pattern)}")
-        for key, like in pattern.items():
-            value = share[key]
-            if isinstance(like, Tensor):
-                if _bad_tensor(value, tuple(like.shape)):
-                    raise BadRecord(f"share: {key} is not a finite tensor of {tuple(like.shape)}")
-            elif type(value) is not type(like) or not 0 <= value <= max(like, info.n):
-                raise BadRecord(f"share: {key} is {value!r}")
 
 
 class Replay(Backend):
@@ -228,7 +234,7 @@ class Replay(Backend):
 
     def __init__(self, of: Flower, history: list[dict[str, Any]]) -> None:
         super().__init__(of.federation, of.model, head=of.head)
-        self._rounds = {record["round"]: record for record in history}
+        self._sites = {record["round"]: record["sites"] for record in history}
 
     def begin(self, side: ClientSide) -> None:
         pass
@@ -236,26 +242,21 @@ class Replay(Backend):
     def map(
         self, stage: str, round: int, clients: Sequence[int], common: Message, payload: Payload
     ) -> Iterator[tuple[int, list[State]]]:
-        record = self._rounds[round]
-        dropped = {d["client"] for d in record["dropped"]}
         for client in clients:
-            facts = record["sites"].get(str(client), {})
+            facts = self._sites[round].get(str(client), {})
             if stage == "score" and "alone" in facts:
-                yield client, [facts["alone"]]
-            elif stage == "train" and client not in dropped and "alone_seconds" in facts:
-                yield client, [{}, {}, {"round": round, "seconds": facts["alone_seconds"]}]
+                yield client, [_from_text(facts["alone"])]
+            elif stage == "train" and facts.get("counted"):
+                yield client, [{}, {}, {"seconds": facts["alone_seconds"], "round": round}]
 
 
-def check_score(score: State) -> State:
-    """Numbers that a count of correct predictions and a sum of losses can be."""
-    for part in ("test", "validation"):
-        n, correct = score.get(f"{part}_n"), score.get(f"{part}_correct")
-        loss = score.get(f"{part}_loss")
-        if type(n) is not int or type(correct) is not int or not 0 <= correct <= n <= 10**12:
-            raise BadRecord(f"score: {correct!r} of {n!r} {part} samples")
-        if type(loss) is not float or not abs(loss) < float("inf"):
-            raise BadRecord(f"score: {part} loss {loss!r}")
-    return score
+def _as_text(scores: State) -> State:
+    """A loss may be infinite, which JSON cannot say."""
+    return {k: v if math.isfinite(v) else str(v) for k, v in scores.items()}
+
+
+def _from_text(scores: State) -> State:
+    return {k: float(v) if isinstance(v, str) else v for k, v in scores.items()}
 
 
 def _seconds(head: Head, key: str) -> float:
@@ -265,13 +266,9 @@ def _seconds(head: Head, key: str) -> float:
     return value
 
 
-def _bad_tensor(value: object, shape: tuple[int, ...]) -> bool:
-    return not (
-        isinstance(value, Tensor)
-        and value.dtype == torch.float32
-        and tuple(value.shape) == shape
-        and bool(torch.isfinite(value).all())
-    )
+def _is_model(result: State, n: int) -> bool:
+    w = result.get("w")
+    return isinstance(w, torch.Tensor) and w.dtype == torch.float32 and tuple(w.shape) == (n,)
 
 
 def _meaning(code: int, reason: str | None) -> str:

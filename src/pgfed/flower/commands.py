@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pgfed.errors import UserError
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 app = typer.Typer(help="Run a real federation: a server and sites that keep their data.")
 
@@ -114,6 +111,7 @@ def run(
     from pgfed.flower.watching import watch
 
     place = FederationFolder(folder)
+    place.check_run(resume=resume)
     options: dict[str, Any] = {
         "resume": resume,
         "round-timeout": float(round_timeout),
@@ -137,8 +135,7 @@ def status(folder: Folder) -> None:
     if content is None:
         print(f"{folder}: no run yet; `pgfed federation run {folder}` starts one")
         return
-    table: Table = watching.table(content)
-    Console().print(table)
+    Console().print(watching.table(content))
     for message in content["messages"][-5:]:
         print(message)
 

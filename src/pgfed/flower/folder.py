@@ -32,6 +32,7 @@ from pgfed.schema import Table, check
 
 if TYPE_CHECKING:
     from pgfed.core import Algorithm
+    from pgfed.data.federation import Federation
 
 RUN_FILE = "federation.json"  # in a run folder: its id, which the sites' states are stamped with
 DATASET = "federation"  # data.dataset of an experiment whose data lies with the sites
@@ -58,6 +59,22 @@ class Agreement(Table):
     @property
     def port(self) -> int:
         return split_address(self.server)[1]
+
+    def without_data(self) -> Federation:
+        """What the server has of the federation: the sizes, once the sites have told them."""
+        import numpy as np
+        import torch
+
+        from pgfed.data.federation import Federation
+
+        return Federation(
+            name=self.federation,
+            x=torch.empty(0, dtype=torch.uint8 if self.input == "uint8" else torch.float32),
+            y=torch.empty(0, dtype=torch.int64),
+            bounds=np.zeros((self.seats, 4), dtype=np.int64),
+            input_shape=tuple(self.input_shape),
+            class_names=tuple(self.classes),
+        )
 
 
 class SiteFile(Agreement):

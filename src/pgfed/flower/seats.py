@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from pgfed.data.federation import Federation
-from pgfed.flower.folder import Agreement, FederationFolder
+from pgfed.flower.folder import FederationFolder
 from pgfed.flower.keys import holds_claim, load_public
 from pgfed.flower.records import BadRecord, Head, field, pack, unpack
+from pgfed.flower.status import Status
 
 LOOK = 1.0  # seconds between two looks at who is there
 AGAIN = 15.0  # seconds until a refused node is asked again
@@ -35,16 +35,17 @@ class Seats:
         self,
         grid: Grid,
         folder: FederationFolder,
+        federation: Federation,
         run: str,
         digest: str,
-        tell: Callable[[str], None],
+        status: Status,
     ) -> None:
-        self.federation = _empty(folder.agreement)
+        self.federation = federation
         self.facts: dict[int, dict[str, Any]] = {}  # what each site said about itself
         self._grid = grid
         self._keys = [load_public(folder.key(i)) for i in range(folder.agreement.seats)]
         self._run, self._digest = run, digest
-        self._tell = tell
+        self._status = status
         self._node: dict[int, int] = {}  # client -> node
         self._online: set[int] = set()
         self._asked: dict[str, tuple[int, str, float]] = {}  # message -> node, nonce, when
@@ -81,6 +82,7 @@ class Seats:
         for message, (_, _, when) in list(self._asked.items()):
             if now - when > PATIENCE:
                 del self._asked[message]
+        self._status.places(self.present(), self.federation.n_train.tolist())
 
     def wait(self, wanted: Iterable[int], seconds: float) -> None:
         """Until all of these sites are there, or the time is over."""
@@ -109,13 +111,13 @@ class Seats:
             client = self._check(head, node, nonce)
         except BadRecord as error:
             self._refused[node] = time.monotonic()
-            self._tell(f"a node was not seated: {error}")
+            self._status.tell(f"a node was not seated: {error}")
             return
         self._node[client] = node
         n = [head[f"n_{part}"] for part in ("train", "validation", "test")]
         self.federation.bounds[client] = np.cumsum([0, *n])
         self.facts[client] = {k: str(head.get(k))[:80] for k in ("pgfed", "torch", "machine")}
-        self._tell(f"client {client} is here: {n[0]} samples to train on, {n[2]} to test on")
+        self._status.tell(f"client {client} is here: {n[0]} samples to train on, {n[2]} to test on")
 
     def _check(self, head: Head, node: int, nonce: str) -> int:
         client: int = field(head, "client", int)
@@ -130,16 +132,3 @@ class Seats:
         if not head["n_train"]:
             raise BadRecord(f"client {client} has no training data")
         return client
-
-
-def _empty(agreement: Agreement) -> Federation:
-    """A federation without data: the server knows sizes only, as sites tell them."""
-    dtype = torch.uint8 if agreement.input == "uint8" else torch.float32
-    return Federation(
-        name=agreement.federation,
-        x=torch.empty(0, dtype=dtype),
-        y=torch.empty(0, dtype=torch.int64),
-        bounds=np.zeros((agreement.seats, 4), dtype=np.int64),
-        input_shape=tuple(agreement.input_shape),
-        class_names=tuple(agreement.classes),
-    )

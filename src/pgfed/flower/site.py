@@ -9,8 +9,6 @@ a later one has been named: by then the server remembers that later round for go
 from __future__ import annotations
 
 import csv
-import dataclasses
-import io
 import json
 import logging
 import platform
@@ -24,7 +22,6 @@ from typing import Any
 
 import torch
 from flwr.app import RecordDict
-from safetensors.torch import save
 from torch import Tensor
 
 from pgfed.core import FederationInfo, State
@@ -34,9 +31,11 @@ from pgfed.files import DamagedFile, sha256, state_from_bytes, state_to_bytes, w
 from pgfed.flower import sitedata
 from pgfed.flower.folder import SiteFolder, digest, load_experiment
 from pgfed.flower.keys import load_private, sign_claim
+from pgfed.flower.models import manifest
 from pgfed.flower.records import BadRecord, Head, field, pack, unpack
-from pgfed.modelfiles import FORMAT, normalisation
+from pgfed.modelfiles import write_manifest, write_model
 from pgfed.models import make_task
+from pgfed.output import csv_text
 
 log = logging.getLogger(__name__)
 
@@ -271,26 +270,15 @@ class Site:
             "local": alone,
             "gain_over_local": gain,
         }
-        data = save({k: v.cpu().contiguous() for k, v in side.task.named(theta).items()})
         folder = self.folder.models / method / f"seed-{seed}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        write_atomic(folder / "model.safetensors", data)
-        manifest = {
-            "format": FORMAT,
-            "method": method,
-            "hyperparameters": dataclasses.asdict(side.algorithm),
-            "round": head["round"],
-            "seed": seed,
-            "model": self.experiment.model.name,
-            "head": side.task.head_name,
-            "input_shape": self.file.input_shape,
-            "classes": self.file.classes,
-            "normalisation": normalisation(self.federation),
-            "data_fingerprint": self.federation.fingerprint,
-            "clients": [{**row, "file": "model.safetensors", "sha256": sha256(data)}],
-        }
-        write_atomic(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+        file = write_model(folder / "model.safetensors", side.task.named(theta))
+        content = manifest(
+            self.experiment, method, side.algorithm, side.task, self.federation,
+            round=head["round"], seed=seed, shared=None, clients=[{**row, **file}],
+        )  # fmt: skip
+        write_manifest(folder, content)
         self._report({k: head[k] for k in ("run", "method", "seed", "round")} | row)
         log.info("%s, seed %d: the personalized model is in %s", method, seed, folder)
 
@@ -300,10 +288,6 @@ class Site:
         key = ("run", "method", "seed")
         rows: list[dict[str, Any]] = []
         if path.is_file():
-            rows = list(csv.DictReader(io.StringIO(path.read_text())))
-        rows = [r for r in rows if [r.get(k) for k in key] != [str(row[k]) for k in key]]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(row), lineterminator="\n", extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows([*rows, row])
-        write_atomic(path, text.getvalue())
+            rows = list(csv.DictReader(path.read_text().splitlines()))
+        rows = [r for r in rows if [r[k] for k in key] != [str(row[k]) for k in key]]
+        write_atomic(path, csv_text([*rows, row]))

@@ -39,7 +39,6 @@ class Status:
                     "bytes_down": 0,
                     "bytes_up": 0,
                     "accuracy": None,
-                    "model": "",
                 }
                 for i in range(seats)
             ],
@@ -48,6 +47,32 @@ class Status:
     def site(self, client: int) -> dict[str, Any]:
         site: dict[str, Any] = self.content["sites"][client]
         return site
+
+    def places(self, here: list[int], n_train: list[int]) -> None:
+        """Who is there, and with how many samples."""
+        for i, site in enumerate(self.content["sites"]):
+            site |= {"here": i in here, "n_train": n_train[i]}
+        self.write()
+
+    def doing(self, client: int, what: str) -> None:
+        self.site(client)["doing"] = what
+        self.write()
+
+    def round(self, record: dict[str, Any]) -> None:
+        """A round has been run."""
+        for i in record["cohort"]:
+            site, facts = self.site(i), record["sites"].get(str(i), {})
+            if facts.get("counted"):
+                site["rounds"] += 1
+                site["seconds"] = facts["seconds"]
+                site["bytes_down"] += facts["bytes_down"]
+                site["bytes_up"] += facts["bytes_up"]
+            else:
+                site["missed"] += 1
+        for i, facts in record["sites"].items():
+            if "accuracy" in facts:
+                self.site(int(i))["accuracy"] = facts["accuracy"]
+        self.write(round=record["round"], accuracy=record["mean_accuracy"])
 
     def tell(self, text: str) -> None:
         """A line for people."""

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -15,7 +16,7 @@ from pgfed.errors import UserError
 from pgfed.flower import status
 from pgfed.flower.control import Control
 from pgfed.flower.folder import FederationFolder
-from pgfed.words import percent
+from pgfed.words import duration, percent, size
 
 EVERY = 0.5  # seconds between two looks at the status
 ASK = 10  # looks between two questions to the SuperLink whether the run is still there
@@ -30,16 +31,9 @@ def watch(folder: FederationFolder, control: Control, options: dict[str, Any]) -
     (folder.run / status.FILE).unlink(missing_ok=True)
     number = control.start(options)
     console = Console()
-    told: list[str] = []
     try:
         with Live(console=console, auto_refresh=False, transient=True) as live:
-            for look in itertools.count():
-                told = _show(folder, live, told)
-                if _is_over(folder) or look % ASK == 0:
-                    if control.state(number).startswith("finished"):
-                        break
-                time.sleep(EVERY)
-            _show(folder, live, told)
+            _follow(folder, control, number, live)
     except UserError as error:
         print(f"pgfed: {error}; then go on with --resume", file=sys.stderr)
         return False
@@ -59,47 +53,54 @@ def watch(folder: FederationFolder, control: Control, options: dict[str, Any]) -
     return True
 
 
-def _is_over(folder: FederationFolder) -> bool:
-    return (read(folder) or {}).get("state") in ("finished", "failed")
+def _follow(folder: FederationFolder, control: Control, number: int, live: Live) -> None:
+    """Show what is new until the run is over: a table on a terminal, lines elsewhere."""
+    told: list[str] = []
+    head = ""
+    for look in itertools.count():
+        content = read(folder) or {}
+        for message in content.get("messages", []):
+            if message not in told:
+                live.console.print(message, highlight=False)
+        told = content.get("messages", told)
+        if content and live.console.is_terminal:
+            live.update(table(content), refresh=True)
+        elif content and headline(content) != head:
+            head = headline(content)
+            live.console.print(head, highlight=False)
+        over = content.get("state") in ("finished", "failed")
+        if (over or look % ASK == 0) and control.state(number).startswith("finished"):
+            return
+        time.sleep(EVERY)
 
 
-def _show(folder: FederationFolder, live: Live, told: list[str]) -> list[str]:
-    content = read(folder)
-    if content is None:
-        return told
-    messages: list[str] = content["messages"]
-    for message in messages:
-        if message not in told:
-            live.console.print(message, highlight=False)
-    if live.console.is_terminal:
-        live.update(table(content), refresh=True)
-    return messages
+def headline(content: dict[str, Any]) -> str:
+    if not content["method"]:
+        return str(content["state"])
+    return (
+        f"{content['state']}: {content['method']}, seed {content['seed']}, round "
+        f"{content['round']} of {content['rounds']}, accuracy {percent(content['accuracy'])}"
+    )
 
 
 def table(content: dict[str, Any]) -> Table:
     """One line per site."""
-    where = ""
-    if content["method"]:
-        where = (
-            f", {content['method']} seed {content['seed']}, round {content['round']} of "
-            f"{content['rounds']}, accuracy {percent(content['accuracy'])}"
-        )
-    shown = Table(title=f"{content['state']}{where}", title_justify="left")
-    for name in ("site", "here", "samples", "rounds", "missed", "last round", "down", "up"):
-        shown.add_column(name, justify="left" if name == "site" else "right")
-    for name in ("accuracy", "now"):
-        shown.add_column(name)
+    shown = Table(title=headline(content), title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("site", "here"):
+        shown.add_column(name, no_wrap=True)
+    for name in ("samples", "rounds", "missed", "took", "down", "up", "accuracy"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("now")
     for site in content["sites"]:
-        seconds = site["seconds"]
         shown.add_row(
             site["name"],
             "yes" if site["here"] else "no",
             f"{site['n_train']:,}",
             str(site["rounds"]),
             str(site["missed"]),
-            "" if seconds is None else f"{seconds:.1f} s",
-            f"{site['bytes_down'] / 1e6:.1f} MB",
-            f"{site['bytes_up'] / 1e6:.1f} MB",
+            "" if site["seconds"] is None else duration(site["seconds"]),
+            size(site["bytes_down"]),
+            size(site["bytes_up"]),
             percent(site["accuracy"]),
             site["doing"],
         )

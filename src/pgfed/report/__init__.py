@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,11 @@ def render(groups: Sequence[Group], format: Format = Format.html) -> str:
         Format.latex: formats.latex_report,
     }
     return writers[format](groups)
+
+
+def possible() -> bool:
+    """Is what the page is drawn with installed? It comes with `pip install pgfed[report]`."""
+    return find_spec("plotly") is not None
 
 
 def write_page(folder: Path) -> Path:

@@ -174,11 +174,10 @@ def group(folders: Sequence[Folder]) -> list[Group]:
     for folder in folders:
         by_data.setdefault(folder.fingerprint or str(folder.path), []).append(folder)
     titles = [_title(members[0]) for members in by_data.values()]
-    for k, members in enumerate(by_data.values()):
-        if titles.count(titles[k]) > 1:
-            titles[k] += f" ({members[0].path.name})"
     groups = []
     for title, members in zip(titles, by_data.values(), strict=True):
+        if titles.count(title) > 1:
+            title += f" ({members[0].path.name})"
         sizes = {len(folder.clients) for folder in members}
         if len(sizes) > 1:
             raise UserError(

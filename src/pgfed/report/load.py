@@ -101,7 +101,8 @@ def load(path: Path) -> Folder:
     found = experiment.load(toml)
     runs: dict[str, dict[int, SeedRun]] = {}
     unfinished = []
-    table: list[dict[str, str]] = []
+    table: list[dict[str, str]] = []  # of the first finished run; the others have the same clients
+    first = path
     for method in map(algorithms.folder, found.methods):
         for seed in found.seeds:
             at = path / method / f"seed-{seed}"
@@ -109,7 +110,8 @@ def load(path: Path) -> Folder:
                 unfinished.append((method, seed, len(read_history(at / "history.jsonl"))))
                 continue
             rows = _read_clients(at / "clients.csv", len(table) or None)
-            table = table or rows
+            if not table:
+                table, first = rows, at / "clients.csv"
             runs.setdefault(method, {})[seed] = _seed_run(at, seed, rows)
     if not runs:
         raise UserError(
@@ -120,7 +122,7 @@ def load(path: Path) -> Folder:
         experiment=found,
         text=toml.read_text(encoding="utf-8"),
         environment=_read_object(path / "environment.json"),
-        clients=_clients(table, _read_optional(path / "data.json"), path / "data.json"),
+        clients=_clients(table, first, path / "data.json"),
         runs=runs,
         unfinished=unfinished,
         new_clients=_new_clients(path / "new_clients.json"),
@@ -221,28 +223,35 @@ def _read_alpha(path: Path, clients: int) -> Pairs | None:
 # -- the whole folder --------------------------------------------------------------------------
 
 
-def _clients(table: Sequence[Mapping[str, str]], data: dict[str, Any], path: Path) -> Clients:
+def _clients(table: Sequence[Mapping[str, str]], source: Path, data: Path) -> Clients:
     domains = [row.get("domain") or "" for row in table]
-    counts = None
-    if data:
-        try:
-            counts = np.array([row["counts"] for row in data["clients"]], dtype=np.int64)
-            names = [str(name) for name in data["class_names"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: damaged ({_one_line(error)})") from None
-        if counts.shape != (len(table), len(names)):
-            raise UserError(
-                f"{path}: {counts.shape} samples per client and class, but there are "
-                f"{len(table)} clients and {len(names)} classes"
-            )
+    counts, names = _class_counts(data, len(table))
     return Clients(
-        n_train=_column(table, "n_train", path).astype(np.int64),
-        n_test=_column(table, "n_test", path).astype(np.int64),
+        n_train=_column(table, "n_train", source).astype(np.int64),
+        n_test=_column(table, "n_test", source).astype(np.int64),
         names=[row.get("label") or row["client"] for row in table],
         domains=domains if any(domains) else None,
         counts=counts,
-        class_names=names if data else [],
+        class_names=names,
     )
+
+
+def _class_counts(path: Path, clients: int) -> tuple[Ints | None, list[str]]:
+    """Clients x classes, and the classes' names."""
+    content = _read_optional(path)
+    if not content:
+        return None, []
+    try:
+        counts = np.array([row["counts"] for row in content["clients"]], dtype=np.int64)
+        names = [str(name) for name in content["class_names"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: damaged ({_one_line(error)})") from None
+    if counts.shape != (clients, len(names)):
+        raise UserError(
+            f"{path}: {counts.shape} samples per client and class, but there are {clients} clients "
+            f"and {len(names)} classes"
+        )
+    return counts, names
 
 
 def _new_clients(path: Path) -> dict[str, dict[str, list[float]]]:

@@ -1,0 +1,44 @@
+"""What a manifest says of a federation's models, at the server and at a site."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pgfed.core import Algorithm
+from pgfed.data.federation import Federation
+from pgfed.experiment import Experiment
+from pgfed.modelfiles import FORMAT, normalisation
+from pgfed.task import Task
+
+
+def manifest(
+    experiment: Experiment,
+    method: str,
+    algorithm: Algorithm,
+    task: Task,
+    federation: Federation,
+    *,
+    round: int,
+    seed: int,
+    shared: dict[str, str] | None,
+    clients: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """As in a simulation; a client whose model is elsewhere has no file."""
+    return {
+        "format": FORMAT,
+        "method": method,
+        "hyperparameters": dataclasses.asdict(algorithm),
+        "round": round,
+        "seed": seed,
+        "kept": "last",
+        "model": experiment.model.name,
+        "head": task.head_name,
+        "input_shape": list(federation.input_shape),
+        "classes": list(federation.class_names),
+        "normalisation": normalisation(federation),
+        "image_size": experiment.data.image_size,
+        "data_fingerprint": federation.fingerprint if len(federation.y) else None,
+        "global": shared,
+        "clients": clients,
+    }

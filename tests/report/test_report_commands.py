@@ -1,0 +1,140 @@
+"""`pgfed report` and `pgfed watch`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from pgfed.errors import UserError
+from pgfed.report.commands import register
+from pgfed.report.watch import Watched, sparkline, watch
+from report.folders import make_folder
+
+app = typer.Typer()
+register(app)
+
+
+def call(*words: object) -> str:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if done.exception is not None:
+        raise done.exception
+    return done.output
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "run", methods=["local", "pgfed"], seeds=[0], clients=5, rounds=6)
+
+
+def test_a_page_beside_the_run(small: Path) -> None:
+    assert call("report", small) == f"Report: {small / 'report.html'}\n"
+    assert (small / "report.html").stat().st_size > 1_000_000
+
+
+def test_tables_go_to_the_standard_output(small: Path) -> None:
+    assert call("report", small, "--format", "csv").startswith("federation,method,")
+    assert call("report", small, "--format", "latex").startswith(r"\begin{table}")
+    assert not (small / "report.html").exists()
+
+
+def test_out_and_figures(small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "page.md"
+    printed = call("report", small, "--format", "md", "--out", out, "--figures")
+    assert out.read_text().startswith("# digits, 5 clients")
+    assert (tmp_path / "new" / "figures" / "curves.svg").is_file()
+    assert str(tmp_path / "new" / "figures" / "curves.svg") in printed
+
+
+def test_several_runs_one_page(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make_folder(tmp_path / "other", seeds=[0], fingerprint="0" * 64)
+    monkeypatch.chdir(tmp_path)
+    assert call("report", small, other) == "Report: report.html\n"
+    assert "All federations" in (tmp_path / "report.html").read_text()
+
+
+def test_an_unwritable_place_is_one_line(small: Path) -> None:
+    (small / "file").write_text("")
+    with pytest.raises(UserError, match="--out: .* cannot be written"):
+        call("report", small, "--out", small / "file" / "x.html")
+
+
+# -- watch -------------------------------------------------------------------------------------
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=100)
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_watch_once_without_a_terminal(small: Path) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    watch(small, console)
+    text = printed(console)
+    assert "6/6" in text
+    assert "finished" in text
+    assert "15 MB" not in text
+    assert "3 MB" in text  # pgfed: 6 rounds of 500 kB
+
+
+def test_watch_follows_a_growing_run_to_its_end(small: Path) -> None:
+    history = small / "pgfed" / "seed-0" / "history.jsonl"
+    whole = history.read_text().splitlines(keepends=True)
+    history.write_text("".join(whole[:2]) + whole[2][:30])
+    seen: list[int] = []
+    watched = Watched(small)
+
+    def next_second(_: float) -> None:
+        done = watched.progress()[1].done
+        seen.append(done)
+        history.write_text("".join(whole[: done + 2]))
+
+    console = terminal()
+    watch(small, console, next_second)
+    assert seen == [2, 4]
+    assert "about" in printed(console)
+    assert "finished" in printed(console)
+
+
+def test_watch_before_anything_has_begun(small: Path) -> None:
+    (small / "pgfed" / "seed-0" / "history.jsonl").unlink()
+    console = Console(file=io.StringIO(), width=100)
+    watch(small, console)
+    assert "0/6" in printed(console)
+
+
+def test_stopping_to_watch_is_no_error(small: Path) -> None:
+    (small / "pgfed" / "seed-0" / "history.jsonl").unlink()
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    watch(small, terminal(), interrupt)
+
+
+def test_watch_needs_a_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        watch(tmp_path, terminal())
+
+
+def test_watch_names_a_damaged_file(small: Path) -> None:
+    (small / "pgfed" / "seed-0" / "history.jsonl").write_text('{"round": 1}\n')
+    with pytest.raises(UserError, match=r"history\.jsonl: a record is damaged"):
+        watch(small, terminal())
+
+
+def test_sparkline() -> None:
+    assert sparkline(()) == ""
+    assert sparkline((0.0, 0.5, 1.0)) == "▁▅█"
+    assert len(sparkline(tuple(k / 100 for k in range(100)))) == 12
+    assert sparkline(tuple([0.1] * 99 + [1.0]))[-1] == "█"

@@ -1,0 +1,41 @@
+"""The figures as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pgfed.errors import UserError
+from pgfed.report import read, write_figures
+from report.folders import make_folder
+
+
+def test_every_figure_is_there_and_shows_something(folder: Path, tmp_path: Path) -> None:
+    written = write_figures(read([folder]), tmp_path / "figures")
+    names = {path.name for path in written}
+    figures = ("curves", "gains", "partition", "matrix-pgfed")
+    assert names == {f"{name}.{kind}" for name in figures for kind in ("png", "svg")}
+    for path in written:
+        if path.suffix == ".png":
+            with Image.open(path) as image:
+                pixels = np.asarray(image.convert("RGB"))
+            assert pixels.shape[1] >= 1000
+            assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+        else:
+            assert "<svg" in path.read_text()
+
+
+def test_what_cannot_be_drawn_is_left_out(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a", methods=["fedavg"], seeds=[0], clients=3, rounds=3)
+    (folder / "data.json").unlink()
+    written = write_figures(read([folder]), tmp_path / "figures")
+    assert {path.stem for path in written} == {"curves", "partition"}
+
+
+def test_an_unwritable_folder_is_one_line(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        write_figures(read([folder]), tmp_path / "file" / "figures")

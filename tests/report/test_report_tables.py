@@ -1,0 +1,224 @@
+"""The tables' numbers, by hand, and their files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pgfed.report import Format, formats, paper, read, render, tables
+from pgfed.report.group import Group
+from pgfed.report.tables import Table
+from report.folders import make_folder
+
+
+def column(table: Table, key: str) -> dict[str, str]:
+    at = [name for name, _, _ in table.columns].index(key)
+    return {label: row[at].text for label, row in zip(table.labels, table.rows, strict=True)}
+
+
+def test_results_by_hand(group: Group) -> None:
+    table = tables.results(group)
+    by_name = {m.name: m for m in group.methods}
+    last10 = 100 * by_name["pgfed"].scores("last10").mean(axis=1)
+    assert column(table, "last10")["pgfed"] == f"{last10.mean():.1f} ± {last10.std(ddof=1):.1f}"
+    gain = by_name["pgfed"].scores("last10") - by_name["local"].scores("last10")
+    assert column(table, "gain")["pgfed"].startswith(f"{100 * gain.mean():+.1f} [")
+    assert column(table, "gained")["pgfed"] == str((gain.mean(axis=0) > 0).sum())
+    loss = by_name["fedavg"].scores("last10") - by_name["local"].scores("last10")
+    assert column(table, "lost")["fedavg"] == str((loss.mean(axis=0) < 0).sum())
+    assert column(table, "gain")["local"] == "–"
+    assert column(table, "sent") == {
+        "local": "0 B (0.00)",
+        "fedavg": "4 MB (1.00)",
+        "fedavg-local": "4 MB (1.00)",
+        "pgfed": "10 MB (2.50)",
+    }
+    assert column(table, "images_per_second")["pgfed"] == "2,000"
+
+
+def test_the_control_is_beside_pgfed_with_its_interval(group: Group) -> None:
+    table = tables.control(group)
+    assert column(table, "control") == {"pgfed": "fedavg-local"}
+    by_name = {m.name: m for m in group.methods}
+    found = group.compare(by_name["pgfed"], by_name["fedavg-local"])
+    assert found is not None
+    assert found.low < found.mean < found.high
+    text = column(table, "difference")["pgfed"]
+    assert text.count(",") == 1
+    assert text.startswith(f"{100 * found.mean:+.2f}".replace("-", "−"))
+
+
+def test_a_missing_control_is_said(tmp_path: Path) -> None:
+    (group,) = read([make_folder(tmp_path / "a", methods=["local", "pgfed"])])
+    assert column(tables.control(group), "meaning") == {"pgfed": "not in the run: add it"}
+
+
+def test_gains_by_hand(group: Group) -> None:
+    by_name = {m.name: m for m in group.methods}
+    gain = (by_name["fedavg"].scores("last10") - by_name["local"].scores("last10")).mean(axis=0)
+    table = tables.gains(group)
+    assert column(table, "mean")["fedavg"] == f"{100 * gain.mean():+.1f}".replace("-", "−")
+    assert column(table, "std")["fedavg"] == f"{100 * gain.std(ddof=1):.1f}"
+    assert column(table, "worst_decile")["fedavg"] == f"{100 * gain.min():+.1f}".replace("-", "−")
+    assert "local" not in table.labels
+
+
+def test_rounds_to_an_accuracy(group: Group) -> None:
+    table = tables.speed(group)
+    (pgfed,) = [m for m in group.methods if m.name == "pgfed"]
+    for target in (0.5, 0.6, 0.7):
+        reached = next(
+            t
+            for t, a in zip(pgfed.mean_curve.rounds, pgfed.mean_curve.accuracy, strict=True)
+            if a >= target
+        )
+        assert column(table, f"to_{100 * target:.0f}")["pgfed"].split()[0] == str(reached)
+    assert column(table, "to_70")["fedavg"] == "– (–, –)"
+
+
+def test_domains_are_means_over_their_clients(tmp_path: Path) -> None:
+    (group,) = read([make_folder(tmp_path / "a", clients=8, domains=["Art", "Clipart"])])
+    table = tables.domains(group)
+    (local,) = [m for m in group.methods if m.name == "local"]
+    art = 100 * local.scores("best")[:, ::2].mean(axis=1)
+    assert column(table, "Art")["local"].split()[0] == f"{art.mean():.1f}"
+
+
+def test_dropped_replies_are_counted(tmp_path: Path) -> None:
+    lost = [{"client": 3, "reason": "lost"}, {"client": 4, "reason": "not finite: w"}]
+    (group,) = read([make_folder(tmp_path / "a", methods=["local"], dropped=lost)])
+    (row,) = tables.dropped(group).rows
+    assert [cell.text for cell in row] == ["local", "4", "2", "lost: 2; not finite: w: 2"]
+
+
+def test_no_dropped_replies_no_table(group: Group) -> None:
+    assert not tables.dropped(group)
+
+
+def test_the_matrix_has_a_row_per_run_and_its_controls(group: Group) -> None:
+    table = tables.matrix(group)
+    assert [row[0].text for row in table.rows] == ["pgfed, seed 0", "pgfed, seed 1"]
+    (pgfed,) = [m for m in group.methods if m.name == "pgfed"]
+    found = group.helpfulness(pgfed, pgfed.runs[0])
+    assert found is not None
+    r = np.corrcoef(group.clients.n_train, found.column)[0, 1]
+    assert table.rows[0][1].text.startswith(f"{r:+.2f} (p")
+
+
+# -- the paper ---------------------------------------------------------------------------------
+
+
+def test_the_papers_numbers_are_all_there() -> None:
+    content = paper.tables()
+    assert len(content["main_results"]) == 84
+    assert len(content["organamnist"]) == 33
+    assert len(content["officehome"]) == 55
+    names = {row["method"] for row in content["main_results"]}
+    assert names < set(paper.METHODS.values())
+
+
+def test_the_paper_stands_beside_a_run_of_its_setting(tmp_path: Path) -> None:
+    folder = make_folder(
+        tmp_path / "a",
+        methods=["local", "fedavg", "fedavg-local", "pgfed"],
+        clients=25,
+        dataset="cifar10",
+    )
+    (group,) = read([folder])
+    table = tables.against_paper(group)
+    assert column(table, "accuracy_paper") == {
+        "local": "72.40 ± 0.45",
+        "fedavg": "65.07 ± 0.25",
+        "pgfed": "81.02 ± 0.41",
+    }
+    assert column(table, "gain_paper")["fedavg"] == "−8.99 ± 10.36"
+    assert column(table, "rounds_paper")["pgfed"] == "9"
+    assert column(table, "sent_paper")["pgfed"] == "2.50"
+    assert column(table, "sent")["pgfed"] == "2.50"
+    assert "speed_paper" not in [key for key, _, _ in table.columns]  # printed for 50 clients only
+    told = paper.differences(group, group.methods[0])
+    assert told == [
+        "rounds 20 (paper 300)",
+        "seeds 2 (paper 3)",
+        "learning rate 0.005 (not on the paper's grid)",
+        "batch size 10 (the paper does not say)",
+    ]
+
+
+def test_fifty_clients_have_speeds_too(tmp_path: Path) -> None:
+    folder = make_folder(
+        tmp_path / "a", methods=["fedavg", "pgfed-ce"], clients=50, dataset="cifar10"
+    )
+    (group,) = read([folder])
+    table = tables.against_paper(group)
+    assert column(table, "speed_paper") == {"fedavg": "1.00", "pgfed-ce": "0.89"}
+
+
+def test_office_home_by_domain(tmp_path: Path) -> None:
+    domains = ["Art", "Clipart", "Product", "Real_World"]
+    folder = make_folder(tmp_path / "a", clients=20, dataset="office-home", domains=domains)
+    (group,) = read([folder])
+    assert column(tables.against_paper(group), "accuracy_paper")["local"] == "30.79 ± 0.23"
+    table = tables.domains_against_paper(group)
+    assert column(table, "Real_World_paper")["local"] == "24.50 ± 0.21"
+
+
+def test_other_data_has_no_paper(group: Group) -> None:
+    assert not tables.against_paper(group)
+    assert not tables.domains_against_paper(group)
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def test_csv_has_plain_numbers(group: Group) -> None:
+    rows = list(csv.DictReader(io.StringIO(render([group], Format.csv))))
+    assert [row["method"] for row in rows] == ["local", "fedavg", "fedavg-local", "pgfed"]
+    (pgfed,) = [m for m in group.methods if m.name == "pgfed"]
+    assert float(rows[3]["last10"]) == pytest.approx(pgfed.scores("last10").mean(), abs=1e-6)
+    assert float(rows[3]["gain_low"]) < float(rows[3]["gain"]) < float(rows[3]["gain_high"])
+    assert float(rows[3]["over_control_low"]) < float(rows[3]["over_control_high"])
+    assert rows[0]["gain"] == ""
+    assert float(rows[3]["bytes"]) == 10_000_000
+
+
+def test_markdown_rows_are_as_wide_as_the_heading(group: Group) -> None:
+    text = render([group], Format.md)
+    assert "**Federating helped" in text
+    for block in text.split("\n\n"):
+        lines = [line for line in block.splitlines() if line.startswith("|")]
+        assert len({line.replace("\\|", "").count("|") for line in lines}) <= 1
+    assert "| fedavg-local (control) |" in text
+
+
+def test_latex_is_balanced_and_escaped(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a", domains=["a_b", "c&d"])
+    text = render(read([folder]), Format.latex)
+    assert text.count(r"\begin{table}") == text.count(r"\end{table}") >= 4
+    assert r"a\_b" in text
+    assert r"c\&d" in text
+    for line in text.splitlines():
+        if line.endswith(r"\\"):
+            assert "%" not in line.replace(r"\%", "")
+            assert line.replace(r"\_", "").count("_") == 0
+
+
+def test_markdown_of_hostile_names() -> None:
+    cell = tables.Cell("a|b*c <script>\n`x`")
+    table = Table("t", "c", [("m", "M", "")], [[cell]], ["a"])
+    line = formats.markdown(table).splitlines()[2]
+    assert line == r"| a\|b\*c \<script\> \`x\` |"
+
+
+def test_several_federations_side_by_side(tmp_path: Path) -> None:
+    a = make_folder(tmp_path / "a", methods=["local", "fedavg"])
+    b = make_folder(tmp_path / "b", methods=["local"], fingerprint="b" * 64, clients=7)
+    groups = read([a, b])
+    table = tables.overview(groups)
+    assert table.labels == ["local", "fedavg"]
+    assert [row[2].text == "–" for row in table.rows] == [False, True]
+    assert "## All federations" in render(groups, Format.md)
