@@ -28,7 +28,14 @@ from pgfed.runner import Keeper, Outcome, Setup, Watcher, divide, execute, prepa
 from pgfed.schema import dotted
 
 # Options of `run` whose name is not simply the last part of their key.
-RENAMED = {"model.name": "model", "data.seed": "data_seed", "output.models": "models"}
+RENAMED = {
+    "model.name": "model",
+    "data.seed": "data_seed",
+    "output.models": "models",
+    "attack.kind": "attack",
+    "attack.share": "attack_share",
+    "attack.strength": "attack_strength",
+}
 OPTIONS = {RENAMED.get(key, key.rpartition(".")[2]): key for key in dotted(Experiment)}
 del OPTIONS["dataset"], OPTIONS["sweep"]  # the first argument; for `pgfed sweep` only
 

@@ -123,6 +123,10 @@ def run(
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run and what it would take.")
     ] = False,
+    smoke: Annotated[
+        bool,
+        typer.Option("--smoke", help="Small built-in data and a few rounds: about ten seconds."),
+    ] = False,
     go_on: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")
     ] = False,
@@ -132,7 +136,7 @@ def run(
 
     named = {"engine.device": device, "output.keep": keep}
     overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
-    loaded = experiments.load(experiment, [*(settings or []), *overrides])
+    loaded = experiments.load(experiment, [*(settings or []), *overrides], smoke=smoke)
     root = experiments.data_root(data_root)
 
     from pgfed import output

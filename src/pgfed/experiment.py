@@ -74,11 +74,17 @@ class Train(Table):
 
 
 class Engine(Table):
-    """Where the clients' work is done; it never changes the result."""
+    """Where the clients' work is done, and what becomes of their replies."""
 
-    backend: Literal["serial", "process"] = "process"
+    backend: Literal["serial", "process", "ray"] = "process"
     workers: int = Field(0, ge=0, le=1024)  # 0: one per core
+    address: str = ""  # of a Ray cluster; empty: one of our own, on this machine
     device: str = "cpu"
+    # How replies become one; all but mean withstand a share of attackers.
+    aggregation: Literal["mean", "median", "trimmed-mean", "krum", "norm-clip"] = "mean"
+    attackers: float = Field(0.2, gt=0, lt=0.5)  # the share trimmed-mean and krum reckon with
+    # Replies whose step or gradient is longer are dropped.
+    max_update_norm: Annotated[float, Field(gt=0)] | None = None
     checkpoint_every: Count = 1  # rounds; the last one is always saved
     state_memory: str = "2GiB"  # clients' states in memory; what is beyond goes to disk
 
@@ -96,6 +102,14 @@ class Engine(Table):
         powers = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
         powers |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
         return int(number) * powers[unit]
+
+
+class Attack(Table):
+    """Some clients simulate an attack: scores are then those of the honest ones."""
+
+    kind: Literal["none", "sign-flip", "scale", "label-flip", "noise"] = "none"
+    share: float = Field(0.2, gt=0, lt=1)  # of the clients
+    strength: float = Field(10.0, gt=0, le=1e6)  # how much longer the false update is
 
 
 class Output(Table):
@@ -122,6 +136,7 @@ class Experiment(Table):
     train: Train = Train()
     method: dict[str, dict[str, Any]] = {}
     engine: Engine = Engine()
+    attack: Attack = Attack()
     output: Output = Output()
     sweep: dict[str, Any] = Field({}, exclude=True)  # grids, which only `pgfed sweep` reads
 

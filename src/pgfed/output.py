@@ -29,6 +29,8 @@ from pgfed.files import FolderLock, write_atomic
 from pgfed.modelfiles import complete_models, write_models
 from pgfed.runner import Keeper, Outcome, Setup
 
+# Keys of [engine] that never change the result.
+PLACE = ("backend", "workers", "address", "device", "checkpoint_every", "state_memory")
 SAME_BITS = ("pgfed", "torch", "numpy")  # versions that decide the last bits
 HEADER = "# Complete: `pgfed run` with this file repeats the run.\n\n"
 
@@ -68,12 +70,10 @@ def started(folder: Path) -> Experiment:
 
 
 def check_same(experiment: Experiment, folder: Path) -> None:
-    """Refuse to go on with another experiment. The engine may differ: it changes no result."""
-    asked, held = (
-        flattened(e.model_copy(update={"engine": experiment.engine}).document())
-        for e in (experiment, started(folder))
-    )
-    for key in sorted(asked.keys() | held.keys()):
+    """Refuse to go on with another experiment. Where it is run may differ: the result does not."""
+    asked, held = (flattened(e.document()) for e in (experiment, started(folder)))
+    place = {f"engine.{key}" for key in PLACE}
+    for key in sorted((asked.keys() | held.keys()) - place):
         if asked.get(key) != held.get(key):
             raise UserError(
                 f"--resume: {folder} was started with {key} = {held.get(key)!r}, found "

@@ -38,7 +38,7 @@ class Parameter:
 def parameters(cls: type[Any]) -> list[Parameter]:
     """The fields of a dataclass, without [train], which all methods share."""
     types = get_type_hints(cls)
-    comments = _comments(cls)
+    comments = _comments(cls)  # type: ignore[arg-type]  # classes are hashable
     return [
         Parameter(field.name, field.default, types[field.name], comments.get(field.name, ""))
         for field in dataclasses.fields(cls)

@@ -17,6 +17,8 @@ from pgfed.data import datasets
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
 from pgfed.engine import Backend, Checkpoints, ClientStore, Process, Run, Serial
+from pgfed.engine.attacks import Attack
+from pgfed.engine.robust import make_mean
 from pgfed.errors import UserError
 from pgfed.experiment import DEFAULT_CLIENTS, IN_MEMORY, Data, Experiment, make_methods
 from pgfed.models import Factory, default_model, make_task
@@ -48,9 +50,26 @@ class Setup:
         engine, head = self.experiment.engine, self.experiment.model.head
         if engine.backend == "serial":
             return Serial(self.federation, self.model, device=engine.device, head=head)
+        if engine.backend == "ray":
+            from pgfed.engine.ray import Ray
+
+            return Ray(
+                self.federation,
+                self.model,
+                workers=engine.workers,
+                address=engine.address,
+                device=engine.device,
+                head=head,
+            )
         return Process(
             self.federation, self.model, workers=engine.workers, device=engine.device, head=head
         )
+
+    @property
+    def attack(self) -> Attack | None:
+        """The attack that some clients simulate."""
+        table = self.experiment.attack
+        return None if table.kind == "none" else Attack(table.kind, table.share, table.strength)
 
     def keeps_models(self, seed: int) -> bool:
         """Whether the models of this seed are kept."""
@@ -367,6 +386,13 @@ def run_method(
         rounds=experiment.rounds,
         cohort=setup.cohort,
         evaluate_every=experiment.evaluate_every,
+        mean=make_mean(
+            experiment.engine.aggregation,
+            setup.methods[method].leaves,
+            experiment.engine.attackers,
+        ),
+        max_update_norm=experiment.engine.max_update_norm,
+        attack=setup.attack,
         store=ClientStore(
             None if checkpoints is None else checkpoints.clients,
             memory=experiment.engine.memory,

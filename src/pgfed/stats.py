@@ -18,6 +18,7 @@ Ints = NDArray[np.int64]
 
 RESAMPLES = 10_000
 LEVEL = 0.95
+_EFFORT = 20_000_000  # numbers drawn for one interval or p; many clients get fewer resamples
 _BLOCK = 4_000_000  # numbers held at a time while resampling
 
 
@@ -71,7 +72,7 @@ class Paired:
     """
 
     def __init__(
-        self, values: Mapping[str, Floats], *, resamples: int = RESAMPLES, seed: int = 0
+        self, values: Mapping[str, Floats], *, resamples: int | None = None, seed: int = 0
     ) -> None:
         shapes = {array.shape for array in values.values()}
         if len(shapes) != 1:
@@ -79,7 +80,7 @@ class Paired:
         missing = [np.isnan(array).any(axis=0) for array in values.values()]
         complete = ~np.any(missing, axis=0)
         self._values = {name: array[:, complete] for name, array in values.items()}
-        self._resamples = resamples
+        self._resamples = resamples or _resamples(int(complete.sum()))
         self._seed = seed
 
     def difference(self, a: str, b: str) -> Comparison:
@@ -115,6 +116,11 @@ class Paired:
                 sums = np.einsum("bn,bn->b", by_seed @ values, by_client)
                 means[name].append(sums / values.size)
         return {name: np.concatenate(parts) for name, parts in means.items()}
+
+
+def _resamples(width: int) -> int:
+    """RESAMPLES, and fewer for many clients, but never less than a tenth."""
+    return max(RESAMPLES // 10, min(RESAMPLES, _EFFORT // max(1, width)))
 
 
 def _blocks(total: int, width: int) -> Iterator[int]:
@@ -180,7 +186,7 @@ class Correlation:
 
 
 def correlate(
-    x: ArrayLike, y: ArrayLike, *, permutations: int = RESAMPLES, seed: int = 0
+    x: ArrayLike, y: ArrayLike, *, permutations: int | None = None, seed: int = 0
 ) -> Correlation:
     """Pearson's r with a two-sided permutation p, and the regression line of y on x."""
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
@@ -193,6 +199,7 @@ def correlate(
     scale = float(np.linalg.norm(u) * np.linalg.norm(v))
     r = float(u @ v) / scale
     rng = np.random.default_rng(seed)
+    permutations = permutations or _resamples(len(v))
     as_strong = 0
     for count in _blocks(permutations, len(v)):
         shuffled = rng.permuted(np.broadcast_to(v, (count, len(v))), axis=1) @ u / scale

@@ -138,10 +138,16 @@ class Unsendable(nn.Module):
 # -- an instance of our own --------------------------------------------------------------------
 
 
+def on_terminate(number: int, frame: Any) -> None:
+    raise SystemExit(number)
+
+
 @pytest.fixture(scope="class")
 def ray(federation: Federation) -> Iterator[Ray]:
+    before = signal.signal(signal.SIGTERM, on_terminate)
     with Ray(federation, "mlp", workers=2) as backend:
         yield backend
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +219,10 @@ class TestOwnInstance:
 
         make_run(FedAvg(train=TRAIN), ray)
         assert package.get_runtime_context().gcs_address.startswith("127.0.0.1:")
+
+    def test_the_callers_signal_handler_stays(self, ray: Ray) -> None:
+        make_run(FedAvg(train=TRAIN), ray)
+        assert signal.getsignal(signal.SIGTERM) is on_terminate
 
     def test_nothing_is_left_behind(self, ray: Ray) -> None:
         import ray as package

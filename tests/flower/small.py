@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tomli_w
 import torch
+from safetensors.torch import load_file
 
 from pgfed import experiment as experiments
-from pgfed.core import Algorithm
+from pgfed.core import State
 from pgfed.data import datasets
 from pgfed.data.federation import Federation, build
 from pgfed.engine import Run, Serial
+from pgfed.files import read_state
 from pgfed.flower import folder as folders
 from pgfed.flower.folder import FederationFolder, SiteFolder, load_experiment
 
@@ -107,15 +110,52 @@ def serial(folder: FederationFolder, method: str, seed: int = 0, lose: Any = Non
     return run
 
 
-def all_methods() -> dict[str, type[Algorithm]]:
-    from pgfed import algorithms
-
-    return {name: algorithms.get(name) for name in algorithms.METHODS}
-
-
 def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
     """Equal, bit for bit."""
     return set(left) == set(right) and all(
         torch.equal(v, right[k]) if isinstance(v, torch.Tensor) else v == right[k]
         for k, v in left.items()
     )
+
+
+# -- what a run left behind --------------------------------------------------------------------
+
+
+def checkpoint(folder: FederationFolder, method: str, seed: int = 0) -> State | None:
+    """The server's state on record after the last round, if it is still there."""
+    place = folder.run / method / f"seed-{seed}" / "checkpoint"
+    if not place.is_dir():
+        return None
+    last = sorted(place.glob("round-*.json"))[-1]
+    body = json.loads(last.read_text().splitlines()[0])
+    cut = read_state(place / f"server-{body['round']:06d}.safetensors", body["server"])
+    return {k.removeprefix("server."): v for k, v in cut.items() if k.startswith("server.")}
+
+
+def history(folder: FederationFolder, method: str, seed: int = 0) -> list[dict[str, Any]]:
+    path = folder.run / method / f"seed-{seed}" / "history.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def model_at(folder: FederationFolder, client: int, method: str, seed: int = 0) -> State:
+    place = site_path(folder.path, client) / "models" / method / f"seed-{seed}"
+    return load_file(place / "model.safetensors")
+
+
+def assert_same_as_serial(folder: FederationFolder, method: str, seed: int = 0) -> None:
+    """Server, models, alphas, scores and bytes are those of the simulation."""
+    run = serial(folder, method, seed)
+    assert same(checkpoint(folder, method, seed) or run.server, run.server)
+    place = folder.run / method / f"seed-{seed}"
+    wanted = run.task.named(run.global_model())
+    assert same(load_file(place / "models" / "global.safetensors"), wanted)
+    if (alpha := run.alpha()) is not None:
+        with np.load(place / "alpha.npz") as kept:
+            assert all(np.array_equal(kept[key], alpha[key]) for key in alpha)
+    for client in range(SITES):
+        wanted = run.task.named(run.personal_model(client))
+        assert same(model_at(folder, client, method, seed), wanted), client
+    told = history(folder, method, seed)
+    assert [r["mean_accuracy"] for r in told] == [r["mean_accuracy"] for r in run.history]
+    for key in ("cohort", "bytes_down", "bytes_up", "overhead_down", "overhead_up", "bytes_eval"):
+        assert [r[key] for r in told] == [r[key] for r in run.history], key

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from flower import small
-from flower.running import Running, until
-from flower.test_rounds import assert_same_as_serial, history
-from pgfed import algorithms
+from flower.running import Running
+from flower.small import assert_same_as_serial, site_path
+from pgfed.takehome.load import open_model
 
 
 def test_three_sites_end_to_end_have_the_bits_of_a_simulation(tmp_path):
     with Running(tmp_path).all() as federation:
         federation.finish("--min-replies", "2")
         assert_same_as_serial(federation.folder, "pgfed")
-        assert "accuracy" in federation.said("run")
-    assert small.site_path(federation.folder.path, 0).joinpath("report.csv").is_file()
+        said = federation.said("run")
+        assert "round 3 of 3" in said
+        assert "site-02" in said
     assert not federation.left_over()
+    site = site_path(federation.folder.path, 0)
+    assert (site / "report.csv").read_text().count("pgfed") == 1
+    open_model(site / "models" / "pgfed" / "seed-0" / "model.safetensors").module()
+    facts = json.loads((federation.folder.run / "environment.json").read_text())
+    assert "token" not in facts["command"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Error, RecordDict
@@ -13,9 +12,9 @@ from safetensors.torch import load_file
 
 from flower import small
 from flower.local_grid import LocalGrid, grid_of
+from flower.small import assert_same_as_serial, checkpoint, history, model_at
 from pgfed import algorithms
 from pgfed.errors import UserError
-from pgfed.files import read_state
 from pgfed.flower.backend import QuorumError
 from pgfed.flower.records import pack, unpack
 from pgfed.flower.server import Options, conduct
@@ -33,46 +32,6 @@ def checkpoints_stay(monkeypatch):
 
 def sites_of(folder):
     return [Site(small.site_folder(folder, i)) for i in range(small.SITES)]
-
-
-def checkpoint(folder, method, seed=0):
-    """The server's state on record after the last round, if it is still there."""
-    place = folder.run / method / f"seed-{seed}" / "checkpoint"
-    if not place.is_dir():
-        return None
-    last = sorted(place.glob("round-*.json"))[-1]
-    body = json.loads(last.read_text().splitlines()[0])
-    cut = read_state(place / f"server-{body['round']:06d}.safetensors", body["server"])
-    return {k.removeprefix("server."): v for k, v in cut.items() if k.startswith("server.")}
-
-
-def history(folder, method, seed=0):
-    path = folder.run / method / f"seed-{seed}" / "history.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def model_at(folder, client, method, seed=0):
-    place = small.site_path(folder.path, client) / "models" / method / f"seed-{seed}"
-    return load_file(place / "model.safetensors")
-
-
-def assert_same_as_serial(folder, method, seed=0, lose=None):
-    run = small.serial(folder, method, seed, lose)
-    assert small.same(checkpoint(folder, method, seed) or run.server, run.server)
-    place = folder.run / method / f"seed-{seed}"
-    wanted = run.task.named(run.global_model())
-    assert small.same(load_file(place / "models" / "global.safetensors"), wanted)
-    if (alpha := run.alpha()) is not None:
-        with np.load(place / "alpha.npz") as kept:
-            assert all(np.array_equal(kept[key], alpha[key]) for key in alpha)
-    for client in range(small.SITES):
-        wanted = run.task.named(run.personal_model(client))
-        assert small.same(model_at(folder, client, method, seed), wanted), client
-    told = history(folder, method, seed)
-    assert [r["mean_accuracy"] for r in told] == [r["mean_accuracy"] for r in run.history]
-    for key in ("cohort", "bytes_down", "bytes_up", "overhead_down", "overhead_up", "bytes_eval"):
-        assert [r[key] for r in told] == [r[key] for r in run.history], key
-    return run
 
 
 @pytest.mark.parametrize("method", [name for name in algorithms.METHODS if name != "local"])

@@ -61,7 +61,7 @@ def test_several_runs_one_page(
 
 def test_an_unwritable_place_is_one_line(small: Path) -> None:
     (small / "file").write_text("")
-    with pytest.raises(UserError, match="--out: .* cannot be written"):
+    with pytest.raises(UserError, match=r"--out: .* cannot be written"):
         call("report", small, "--out", small / "file" / "x.html")
 
 

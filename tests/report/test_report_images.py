@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -21,9 +20,9 @@ def test_every_figure_is_there_and_shows_something(folder: Path, tmp_path: Path)
     for path in written:
         if path.suffix == ".png":
             with Image.open(path) as image:
-                pixels = np.asarray(image.convert("RGB"))
-            assert pixels.shape[1] >= 1000
-            assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+                colours = image.convert("RGB").getcolors(1 << 24)
+                assert image.width >= 1000
+            assert len(colours) > 50
         else:
             assert "<svg" in path.read_text()
 

@@ -17,6 +17,7 @@ import pgfed as package
 from cli.cli_tools import blobs
 from pgfed.api import Result
 from pgfed.errors import UserError
+from pgfed.takehome.runs import RunFolder
 
 Grey = tuple[Path, Result]
 
@@ -207,6 +208,24 @@ def test_runs_that_hold_no_models(tmp_path: Path) -> None:
     (tmp_path / "run/fedavg/seed-0/clients.csv").unlink()
     with pytest.raises(UserError, match="has not finished"):
         package.load(tmp_path / "run", 0)
+
+
+def test_models_that_stay_at_their_sites(grey: Grey, tmp_path: Path) -> None:
+    """In a real federation the server's folder knows the clients but has not their models."""
+    shutil.copytree(grey[0], tmp_path / "run")
+    place = tmp_path / "run/pgfed/seed-0/models/manifest.json"
+    manifest = json.loads(place.read_text())
+    for row in manifest["clients"][:2]:
+        del row["file"], row["sha256"]
+    del manifest["global"]
+    place.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="client 1 is not here but at its site"):
+        package.load(tmp_path / "run", 1, method="pgfed")
+    package.load(tmp_path / "run", 2, method="pgfed")
+    with pytest.raises(UserError, match="holds no global model"):
+        RunFolder.open(tmp_path / "run").shared("pgfed", 0)
+    with pytest.raises(UserError, match="knows no such file"):
+        package.load(tmp_path / "run/pgfed/seed-0/models/global.safetensors")
 
 
 def own_model(input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -112,6 +112,21 @@ def test_it_starts_from_the_global_model_and_steps_as_plain_sgd(
         assert found["curve"][epoch + 1]["validation_loss"] == pytest.approx(loss, rel=1e-4)
 
 
+class Forgetful(nn.Sequential):
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(nn.Linear(input_shape[0], 16), nn.Dropout(0.5), nn.Linear(16, classes))
+
+
+def test_it_can_be_repeated_with_dropout(pgfed: Command, tmp_path: Path) -> None:
+    data = blobs(90)
+    given = {"clients": 3, "min_samples": 5, "rounds": 1, "backend": "serial", "model": Forgetful}
+    package.run((data["x"], data["y"]), methods=["fedavg"], out=tmp_path / "run", **given)
+    np.savez("new.npz", **blobs(40, seed=2))
+    words = ["onboard", "run", "--data", "npz:new.npz", "--epochs", 2, "--json"]
+    first, again = (json.loads(pgfed(*words, "--out", name).out) for name in ("a", "b"))
+    assert first == again
+
+
 def test_what_is_printed(grey: Grey, new: Path, pgfed: Command) -> None:
     done = pgfed("onboard", grey[0], "--data", f"npz:{new}", "--epochs", 2)
     assert done.code == 0

@@ -64,8 +64,7 @@ class SiteFacts:
 class Flower(Backend):
     """Asks sites through Flower's grid, and waits for them no longer than a round may take.
 
-    ``carrier``: the method that `local` is trained alongside of. ``settled``: returns when what the
-    server knows is on disk.
+    ``settled``: returns when what the server knows is on disk.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class Flower(Backend):
         head: str | None,
         run: str,
         methods: dict[str, Algorithm],
-        carrier: str | None,
         round_timeout: float,
         min_replies: int,
         copy: bool,
@@ -85,7 +83,10 @@ class Flower(Backend):
         settled: Callable[[], None],
     ) -> None:
         super().__init__(seats.federation, model, head=head)
-        self.carrier = carrier
+        others = [name for name in methods if name != "local"]
+        self.asks = others or ["local"]  # the methods that messages are sent for
+        # The one that `local` is trained alongside of.
+        self.carrier = others[0] if others and "local" in methods else None
         self.missed: dict[str, dict[int, str]] = {}  # stage -> clients that failed in it, and why
         self.facts: dict[int, SiteFacts] = {}  # of this round
         self._grid, self._seats, self._run, self._methods = grid, seats, run, methods

@@ -47,7 +47,7 @@ def init(
     """Write everything for a federation: certificates, keys, and a folder per site."""
     from pgfed.flower import folder as folders
 
-    folders.init(
+    agreement = folders.init(
         folder,
         sites=sites,
         experiment=experiment,
@@ -56,11 +56,12 @@ def init(
         shape=_shape(shape),
         insecure=insecure,
     )
-    print(f"{folder}: ready. Next:")
-    print(f"  here        pgfed federation server {folder}")
-    print(f"  each site   gets its folder {folder}/sites/site-NN, then: pgfed federation site "
-          "site-NN --data npz:PATH")  # fmt: skip
-    print(f"  here        pgfed federation run {folder}")
+    shape_ = "x".join(map(str, agreement.input_shape))
+    print(f"{folder}: {sites} seats; inputs {shape_}, {len(agreement.classes)} classes. Next:")
+    print(f"  here       pgfed federation server {folder}")
+    print(f"  each site  takes its folder out of {folder / 'sites'}, then, with its own data:")
+    print("             pgfed federation site FOLDER --data npz:PATH")
+    print(f"  here       pgfed federation run {folder}")
 
 
 @app.command()

@@ -223,7 +223,7 @@ def init(
     classes: list[str] | None,
     shape: list[int] | None,
     insecure: bool,
-) -> None:
+) -> Agreement:
     """Write the folder of a federation, and in it the folder of each site."""
     from pgfed.flower.keys import make_authority, make_site_key
 
@@ -254,13 +254,14 @@ def init(
         folder.chmod(0o700)
         make_site_key(folder / "site.key", folder / "site.pub", name)
         write_atomic(keys / f"{name}.pub", (folder / "site.pub").read_bytes())
-        own = SiteFile(client=client, **common).model_dump()
+        own = {"client": client, "data": "", "share_model": False, **common}
         write_atomic(folder / "site.toml", templates.SITE_HEAD + tomli_w.dumps(own))
         write_atomic(folder / "experiment.toml", templates.EXPERIMENT_HEAD + document)
         write_atomic(folder / "ca.crt", authority)
         write_atomic(folder / "start.sh", templates.START)
         (folder / "start.sh").chmod(0o755)
         write_atomic(folder / "pgfed-site.service", templates.site_unit(agreement, name))
+    return agreement
 
 
 def _default(name: str) -> Experiment:
@@ -289,7 +290,8 @@ def _agreement(
                 f"--classes, --shape: needed, as the experiment's data is not here ({error})"
             ) from None
         classes = classes or list(data.class_names)
-        shape, kind = list(data.x.shape[1:]), data.x.dtype.name
+        shape = shape or list(data.x.shape[1:])
+        kind = data.x.dtype.name
     content: dict[str, Any] = {
         "federation": experiment.name,
         "server": server,
@@ -309,6 +311,10 @@ def _resolved(experiment: Experiment, agreement: Agreement) -> Experiment:
     """Complete, so that server and sites cannot fill it in differently."""
     from pgfed.models import default_model, make_task
 
+    if experiment.output.keep != "last":
+        raise UserError("output.keep: found 'best'; a federation keeps the last round's models")
+    if experiment.data.new_clients:
+        raise UserError("data.new_clients: found a share above 0; a federation's sites all train")
     shape = tuple(agreement.input_shape)
     name = experiment.model.name or default_model(shape)
     make_task(name, shape, len(agreement.classes), seed=0, head=experiment.model.head)

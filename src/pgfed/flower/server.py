@@ -26,7 +26,7 @@ from pgfed.flower.seats import Seats
 from pgfed.flower.status import Status
 from pgfed.modelfiles import GLOBAL, write_manifest, write_model
 from pgfed.models import make_task
-from pgfed.output import RunFolder
+from pgfed.output import RunFolder, csv_text
 from pgfed.runner import Outcome, Setup, Watcher, compare, run_method
 
 WRITTEN = "written.json"  # in a models folder: the sites that have written theirs
@@ -58,7 +58,6 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     shape, classes = federation.input_shape, len(federation.class_names)
     task = make_task(model.name, shape, classes, seed=experiment.seeds[0], head=model.head)
     setup = Setup(experiment, federation, methods, model.name, task.layout)
-    others = [name for name in methods if name != "local"]
 
     folder.run.mkdir(exist_ok=True)
     run = _identify(folder.run, agreed)
@@ -73,7 +72,6 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
                 head=model.head,
                 run=run,
                 methods=methods,
-                carrier=others[0] if others and "local" in methods else None,
                 round_timeout=options.round_timeout,
                 min_replies=options.min_replies,
                 copy=options.keep_personal_models,
@@ -83,7 +81,7 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
             keeper.use(backend, seats, status)
             _wait(seats, options, status)
             for seed in experiment.seeds:
-                for method in others or ["local"]:
+                for method in backend.asks:
                     keeper.outcome(method, seed)
             keeper.close_up()
         except BaseException as error:
@@ -170,8 +168,8 @@ class FederationRun(RunFolder):
         return super().finished(method, seed)
 
     def checkpoints(self, method: str, seed: int) -> Checkpoints | None:
-        if method == "local" and self._backend.carrier:
-            return None  # it is replayed from the other's history
+        if method not in self._backend.asks:
+            return None  # it is replayed from another method's history
         folder = self.seed_folder(method, seed) / "checkpoint"
         self._checkpoints = Checkpoints(folder, warn=self._warn)
         return self._checkpoints
@@ -190,11 +188,14 @@ class FederationRun(RunFolder):
             alone = run_method(self._setup, replay, "local", run.seed, None, watchers, self)
             self._outcomes["local", run.seed] = alone
             compare(outcome, alone)
+        if outcome.method in self._backend.asks:
+            folder = self.seed_folder(outcome.method, run.seed)
+            write_atomic(folder / "sites.csv", csv_text(_site_rows(run)))
         super().keep(run, outcome)
 
     def _keep_models(self, folder: Path, run: Run, method: str, rows: list[dict[str, Any]]) -> None:
         """Each site writes its personalized model; the global one is kept here."""
-        if method == "local" and self._backend.carrier:
+        if method not in self._backend.asks:
             return
         models = folder / "models"
         models.mkdir(exist_ok=True)
@@ -222,6 +223,25 @@ class FederationRun(RunFolder):
     def _forget(self, folder: Path) -> None:
         if len(_read(folder / "models" / WRITTEN)) == len(self._seats):
             super()._forget(folder)
+
+
+def _site_rows(run: Run) -> list[dict[str, Any]]:
+    """One line per site: how often it took part, what that took, and what failed last."""
+    rows = []
+    for i in range(run.info.clients):
+        facts = [r["sites"].get(str(i), {}) for r in run.history if i in r["cohort"]]
+        counted = [f for f in facts if f.get("counted")]
+        drops = [d["reason"] for r in run.history for d in r["dropped"] if d["client"] == i]
+        row: dict[str, Any] = {
+            "client": i,
+            "asked": len(facts),
+            "counted": len(counted),
+            "missed": len(facts) - len(counted),
+        }
+        for key in ("seconds", "work_seconds", "bytes_down", "bytes_up"):
+            row[key] = sum(f.get(key, 0) for f in facts)
+        rows.append({**row, "last_failure": drops[-1] if drops else None})
+    return rows
 
 
 def _read(path: Path) -> list[int]:

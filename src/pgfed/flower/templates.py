@@ -21,7 +21,8 @@ EXPERIMENT_HEAD = """\
 
 SITE_HEAD = """\
 # One site of a federation. Fill in `data`: npz:PATH or folder:PATH with this site's own samples;
-# they never leave this machine. site.key is this site's identity: keep it, show it to nobody.
+# they never leave this machine. `share_model`: may the server keep a copy of this site's model?
+# The rest must be as at the server. site.key is this site's identity: show it to nobody.
 
 """
 

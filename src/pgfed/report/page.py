@@ -80,7 +80,7 @@ def _group(group: Group, index: int, of: int, style: Style) -> dict[str, Any]:
             id=prefix + part.id,
             figures=[dataclasses.replace(f, id=prefix + f.id) for f in part.figures],
         )
-        for part in _parts(group, style)
+        for part in _parts(group, style, prefix)
         if part.figures or part.tables or part.texts
     ]
     names = group.clients.names[:MAX_PICKED]
@@ -102,12 +102,12 @@ def _group(group: Group, index: int, of: int, style: Style) -> dict[str, Any]:
     }
 
 
-def _parts(group: Group, style: Style) -> list[Part]:
+def _parts(group: Group, style: Style, prefix: str) -> list[Part]:
     def present(*found: Figure | None) -> list[Figure]:
         return [figure for figure in found if figure is not None]
 
     def filled(*found: tuple[str, Table]) -> list[dict[str, Any]]:
-        return [_table(table, heading=heading) for heading, table in found if table]
+        return [_table(table, prefix, heading=heading) for heading, table in found if table]
 
     compared = filled(
         ("", tables.against_paper(group)), ("By domain", tables.domains_against_paper(group))

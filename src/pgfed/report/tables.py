@@ -119,7 +119,7 @@ def control(group: Group) -> Table:
 def gains(group: Group) -> Table:
     """Individual gain over Local (the paper's third table)."""
     table = Table(
-        "gains",
+        "gains-table",
         "Gain over Local per client, in points, on the last ten rounds; each client's mean over "
         "the seeds.",
         [
@@ -152,7 +152,7 @@ def speed(group: Group) -> Table:
     best = max((max(m.mean_curve.accuracy, default=0.0) for m in group.methods), default=0.0)
     targets = [target for target in TARGETS if target <= best]
     table = Table(
-        "rounds",
+        "rounds-table",
         "First round in which the mean over seeds reaches an accuracy; single seeds in brackets.",
         [("method", "Method", "")]
         + [(f"to_{100 * t:.0f}", f"{100 * t:.0f} %", "Rounds to this accuracy") for t in targets],
@@ -183,7 +183,7 @@ def domains(group: Group) -> Table:
     names = group.clients.domains or []
     found = list(dict.fromkeys(names))
     table = Table(
-        "domains",
+        "domains-table",
         "Mean accuracy of the clients of each domain, at the method's best round on test data.",
         [("method", "Method", "")]
         + [(name, name, f"Clients of the domain {name}") for name in found]
@@ -203,7 +203,7 @@ def domains(group: Group) -> Table:
 def matrix(group: Group) -> Table:
     """Experiment E4 with its controls."""
     table = Table(
-        "matrix",
+        "matrix-table",
         "Correlation (Pearson's r, permutation p) of the changes of A with the clients' training "
         "samples. A client with more data takes more steps of its alphas in a round, so the rows "
         "must also be read per step; by how often a pair met is the other control.",
@@ -248,7 +248,7 @@ def matrix(group: Group) -> Table:
 def dropped(group: Group) -> Table:
     """Replies that did not count."""
     table = Table(
-        "dropped",
+        "dropped-table",
         "Replies that did not come or were refused; the round went on without them.",
         [
             ("method", "Method", ""),
@@ -281,7 +281,7 @@ def dropped(group: Group) -> Table:
 def against_paper(group: Group) -> Table:
     """Ours beside the paper's, where data set, number of clients and method match."""
     table = Table(
-        "paper",
+        "paper-table",
         "Luo et al., ICCV 2023. Accuracy is best-on-test, as the paper prints; mean ± std.",
         [
             ("method", "Method", ""),
@@ -346,7 +346,7 @@ def domains_against_paper(group: Group) -> Table:
     """The paper's Office-Home table in its own form."""
     found = list(dict.fromkeys(group.clients.domains or []))
     table = Table(
-        "paper-domains",
+        "paper-domains-table",
         "Accuracy by domain, ours and the paper's (Luo et al., ICCV 2023).",
         [("method", "Method", "")]
         + [

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pgfed.core import Rng, TrainConfig, sgd
@@ -181,7 +182,9 @@ def fine_tune(
     curve = [_scored(task, theta, site, 0)]
     best, kept = 0, theta
     for epoch, rng in enumerate(streams, start=1):
-        theta, _ = sgd(task, theta, site.train(0), rng, train, epochs=1)
+        with torch.random.fork_rng(devices=[]):  # dropout and the like draw from torch's stream
+            torch.manual_seed(int(rng.generator("torch-train").integers(2**62)))
+            theta, _ = sgd(task, theta, site.train(0), rng, train, epochs=1)
         curve.append(_scored(task, theta, site, epoch))
         if _better(curve[epoch], curve[best]):
             best, kept = epoch, theta
