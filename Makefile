@@ -9,7 +9,8 @@ demo: $(STAMP)  ## fresh machine to personalized models and a table of who gaine
 	$(BIN)/pgfed run
 
 test: lint types  ## fresh machine to a green test suite
-	$(BIN)/python -m pytest
+	scripts/system-packages
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: test  ## the quality gate: lint, format, types, tests
 

@@ -63,7 +63,7 @@ def history(path: Path) -> list[dict[str, object]]:
 
 def test_the_files(run: tuple[Path, Result]) -> None:
     folder, _ = run
-    expected = {"experiment.toml", "environment.json", "summary.json"}
+    expected = {"experiment.toml", "environment.json", "data.json", "summary.json"}
     for method in METHODS_RUN:
         for seed in (7, 2):
             place = f"{method}/seed-{seed}"

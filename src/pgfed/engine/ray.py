@@ -216,8 +216,8 @@ class Ray(Backend):
         handler = signal.getsignal(signal.SIGTERM)
         self._ray.init(**options, log_to_driver=False, logging_level="ERROR")
         self._connected = True
-        # Ray sets a handler of its own: the caller's goes before it, if there was one.
-        if callable(handler) and threading.current_thread() is threading.main_thread():
+        # Ray sets handlers of its own: being told to end stays the caller's to handle.
+        if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
     # -- actors --------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.cli.build import build_fab_from_disk
 from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
@@ -65,8 +64,11 @@ class Control:
 
     def start(self, options: dict[str, Any]) -> int:
         """Start the app with these options; the number of Flower's run."""
-        bundle = build_fab_from_disk(self._folder.app)
+        from flwr.cli.build import build_fab_from_disk
+
         with self._asking():
+            self._client.ListNodes(ListNodesRequest())  # is it there at all?
+            bundle = build_fab_from_disk(self._folder.app)
             started = self._client.StartRun(
                 StartRunRequest(
                     fab=fab_to_proto(Fab(sha256(bundle), bundle, {})),

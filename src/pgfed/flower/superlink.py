@@ -36,7 +36,8 @@ def guarded(app: App) -> App:
 def _is_allowed(scope: Scope) -> bool:
     client = scope.get("client")
     here = client is not None and is_loopback(client[0])
-    return here or str(scope.get("path", "")).startswith(PUBLIC)
+    path = str(scope.get("path", ""))
+    return here or (path.startswith(PUBLIC) and ".." not in path)
 
 
 def main() -> None:
