@@ -216,6 +216,7 @@ def test_the_command_explicit(tmp_path: Path, capsys: Any) -> None:
         assert float(row["gain_mean"]) == pytest.approx(np.mean(arm["gains"]))
     assert (out / "explicit.png").read_bytes().startswith(b"\x89PNG")
     assert (out / "explicit.svg").stat().st_size > 1000
+    assert "explicit" in (out / "report.html").read_text(encoding="utf-8")
 
     # The FedAvg model is that of an ordinary run, which the study can take up again.
     before = (out / "explicit.json").read_bytes()

@@ -325,6 +325,7 @@ def test_a_root_that_cannot_be_written(tmp_path: Path, mirror: Mirror):
         (b"no archive at all", "not a readable archive"),
         (tar(("cifar-10-batches-bin/a", bytes(range(256)) * 7))[:-60], "not a readable archive"),
     ],
+    ids=range(10),
 )
 def test_hostile_and_damaged_archives(
     tmp_path: Path,

@@ -13,6 +13,7 @@ import pytest
 
 from experiments.commands import EXPERIMENTS, pgfed
 from pgfed import api, report
+from pgfed.cli import main
 from pgfed.experiment import Experiment, load, make_methods
 from pgfed.progress import Progress
 from pgfed.report.paper import DATASETS, METHODS
@@ -174,6 +175,16 @@ def test_a_very_small_run_of_each(name: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     api.run_setup(prepare(found, tmp_path), out, Progress(1, 1))
     check_run(out, found)
+
+
+def test_the_switch_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    less = ["--set", "rounds=1", "--set", "engine.backend=serial", "--set", 'methods=["fedavg"]']
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(EXPERIMENTS / "e10-speed.toml"), "--smoke", "--quiet", *less])
+    assert not ended.value.code
+    found = load(tmp_path / "runs/e10-speed-smoke/experiment.toml")
+    assert (found.data.dataset, found.rounds, found.train.batch_size) == ("digits", 1, 128)
 
 
 def test_office_home_small_has_domains(tmp_path: Path) -> None:

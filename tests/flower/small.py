@@ -41,7 +41,9 @@ def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, y, np.where(moved, (client + 1) % SITES, client)
 
 
-def make(path: Path, server: str = "127.0.0.1:9", **changes: Any) -> FederationFolder:
+def make(
+    path: Path, server: str = "127.0.0.1:9", *, insecure: bool = False, **changes: Any
+) -> FederationFolder:
     """The federation's folder with all sites' folders in it, and each site's data beside."""
     path.mkdir(parents=True, exist_ok=True)
     experiment = path / "wanted.toml"
@@ -54,7 +56,7 @@ def make(path: Path, server: str = "127.0.0.1:9", **changes: Any) -> FederationF
         server=server,
         classes=None,
         shape=None,
-        insecure=False,
+        insecure=insecure,
     )
     x, y, client = digits()
     for i in range(SITES):

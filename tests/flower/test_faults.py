@@ -201,6 +201,12 @@ def test_with_flowers_own_commands(tmp_path):
             federation.seen |= set(descendants(federation.processes[f"stock-{client}"].pid))
 
 
+def test_without_tls_on_loopback(tmp_path):
+    with Running(tmp_path, insecure=True).all() as federation:
+        federation.finish("--min-replies", "2")
+        assert_same_as_serial(federation.folder, "pgfed")
+
+
 # -- a network that fails ----------------------------------------------------------------------
 
 

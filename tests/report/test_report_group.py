@@ -69,6 +69,24 @@ def test_the_control_stands_beside_pgfed(tmp_path: Path) -> None:
     assert labels[0] == "local"
 
 
+def test_a_variant_belongs_to_its_base_and_is_compared_with_the_control(tmp_path: Path) -> None:
+    variant = {"base": "pgfed", "alpha_lr": 0.0}
+    folder = make_folder(
+        tmp_path / "a",
+        methods=["pgfed-fixed", "local", "fedavg-local", "pgfed"],
+        settings={"method": {"pgfed-fixed": variant}},
+    )
+    (group,) = read([folder])
+    labels = [m.label for m in group.methods]
+    assert labels == ["local", "fedavg-local", "pgfed-fixed", "pgfed"]
+    fixed = group.methods[2]
+    control = group.control(fixed)
+    assert control is not None
+    assert control.label == "fedavg-local"
+    assert "base" not in fixed.settings
+    assert fixed.settings["alpha_lr"] == 0.0
+
+
 def test_a_comparison_uses_the_seeds_both_have(tmp_path: Path) -> None:
     a = make_folder(tmp_path / "a", methods=["local", "pgfed"], seeds=[0, 1, 2])
     (a / "pgfed" / "seed-1" / "clients.csv").unlink()

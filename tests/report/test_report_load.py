@@ -58,6 +58,10 @@ def test_a_real_run_is_read_and_agrees_with_its_summary(tmp_path: Path) -> None:
                 found = method.accuracy(which)[index]  # type: ignore[arg-type]
                 assert found == pytest.approx(expected[f"{which}_accuracy"])
             history = method.runs[seed].history
+            assert history.clients is not None
+            np.testing.assert_allclose(
+                history.clients[-1], method.scores("final")[index], atol=1e-4
+            )
             assert history.sent[-1] == expected["bytes_down"] + expected["bytes_up"]
             assert history.images / history.train_seconds == pytest.approx(
                 expected["images_per_second"]
@@ -151,6 +155,7 @@ DAMAGES = {
         "new_clients.json", lambda p: p.write_text('{"x": {"epochs": [1], "accuracy": []}}')
     ),
     "new clients damaged": _damage("new_clients.json", lambda p: p.write_text('{"x": 3}')),
+    "explicit damaged": _damage("explicit.json", lambda p: p.write_text('{"arms": [{}]}')),
     "experiment damaged": _damage("experiment.toml", lambda p: p.write_text("rounds = ")),
 }
 

@@ -130,12 +130,35 @@ def test_figures_have_a_specification_per_view_and_panel(html: str) -> None:
 def test_without_local_there_are_no_gains_but_a_page(tmp_path: Path) -> None:
     text = render(read([make_folder(tmp_path / "a", methods=["fedavg", "pgfed"])]))
     assert "gains" not in payload(text)[0]["figures"]
-    assert "add `fedavg-local` to the methods" in " ".join(Tags(text).text)
+    assert "add fedavg-local to the methods" in " ".join(Tags(text).text)
 
 
 def test_one_method_is_enough(tmp_path: Path) -> None:
     text = render(read([make_folder(tmp_path / "a", methods=["fedavg"], clients=1, seeds=[3])]))
     assert set(payload(text)[0]["figures"]) == {"curves", "partition"}
+
+
+def test_studies_have_their_figures(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a", clients=100, dataset="cifar10", methods=["fedavg"])
+    arms = [
+        {"mu": mu, "lr": lr, "chosen": lr == 0.1, "accuracy": [0.5, 0.6], "gains": [0.1, None]}
+        for mu in (0, 0.5)
+        for lr in (0.1, 1.0)
+    ]
+    (folder / "explicit.json").write_text(json.dumps({"arms": arms}))
+    curves = {"pgfed": {"epochs": [0, 1], "accuracy": [0.5, 0.8]}}
+    (folder / "new_clients.json").write_text(json.dumps(curves))
+    text = render(read([folder]))
+    figures = payload(text)[0]["figures"]
+    over_steps, histogram, rates = figures["explicit"][0]
+    assert [trace["name"] for trace in over_steps["data"]] == ["implicit", "explicit, mu = 0.5"]
+    assert histogram["data"][0]["x"] == [10.0]
+    assert rates["data"][1]["x"] == [0.1, 1.0]
+    assert figures["new-clients"][0][0]["data"][0]["y"] == [50.0, 80.0]
+    shown = " ".join(" ".join(Tags(text).text).split())
+    assert "implicit +10.0 points at step length 0.1" in shown
+    assert "The paper: explicit +7.73, implicit +5.40" in shown
+    assert "pgfed 80.0 % (paper 82.0 %)" in shown.replace("\u00a0", " ")
 
 
 def test_several_federations_have_ids_of_their_own(tmp_path: Path) -> None:

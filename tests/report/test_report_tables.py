@@ -156,6 +156,7 @@ def test_fifty_clients_have_speeds_too(tmp_path: Path) -> None:
     (group,) = read([folder])
     table = tables.against_paper(group)
     assert column(table, "speed_paper") == {"fedavg": "1.00", "pgfed-ce": "0.89"}
+    assert column(table, "accuracy_paper")["pgfed-ce"] == "81.16 ± 0.56"
 
 
 def test_office_home_by_domain(tmp_path: Path) -> None:

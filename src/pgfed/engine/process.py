@@ -113,7 +113,9 @@ class Process(Backend):
                     continue
                 done = busy.pop(conn)
                 if "error" in head:
-                    failure = (UserError if head["user"] else ClientError)(head["error"])
+                    if head["user"]:
+                        raise UserError(head["error"])
+                    failure = ClientError(head["error"])
                     failure.add_note(head["trace"])  # what `--debug` shows
                     raise failure
                 give(conn)

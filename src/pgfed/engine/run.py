@@ -38,6 +38,7 @@ from pgfed.engine.robust import defended
 from pgfed.engine.store import ClientStore
 
 LAST_ROUNDS = 10  # always scored: reports lead with their mean
+CURVES = 1_000  # clients up to which the history keeps everybody's accuracy
 
 
 class Run:
@@ -211,6 +212,10 @@ class Run:
             "mean_loss": self._mean_of(self.loss),
             "bytes_eval": len(clients) * sum(payload_bytes(public).values()),
         }
+        if self.info.clients <= CURVES:
+            scores["client_accuracy"] = [
+                None if np.isnan(a) else round(float(a), 4) for a in self.accuracy
+            ]
         validation = self._mean_of(self.validation_accuracy)
         return scores if validation is None else {**scores, "mean_validation_accuracy": validation}
 

@@ -169,7 +169,7 @@ class Flower(Backend):
                 time.sleep(POLL)
             self._seats.look()
         for client, _, _ in asked.values():
-            self._miss(stage, client, f"no reply within {self._timeout:g} s")
+            self._miss(stage, client, self._late)
 
     def _head(self, stage: str, round: int, client: int, state: State | None) -> Head:
         return {
@@ -185,6 +185,20 @@ class Flower(Backend):
             "ticket": secrets.token_hex(16),  # nobody else can know it: replies cannot be forged
         }
 
+    @property
+    def _late(self) -> str:
+        return f"no reply within {self._timeout:g} s"
+
+    def _meaning(self, code: int, reason: str | None) -> str:
+        """Flower's errors in our words; 3 and 4 are messages whose time was over."""
+        known = {
+            3: self._late,
+            4: self._late,
+            5: "the site went away",
+            8: "the site's worker process died",
+        }
+        return known.get(code, f"{reason or 'unknown'} (Flower's error {code})"[:300])
+
     def _miss(self, stage: str, client: int, reason: str) -> None:
         self.missed[stage][client] = reason
         self._status.doing(client, reason)
@@ -194,7 +208,7 @@ class Flower(Backend):
     ) -> list[State]:
         """A site's answer to this question, in form; `Run` checks what it means."""
         if reply.has_error():
-            raise BadRecord(_meaning(reply.error.code, reply.error.reason))
+            raise BadRecord(self._meaning(reply.error.code, reply.error.reason))
         head, parts = unpack(reply.content)
         if "error" in head:
             raise BadRecord(str(head["error"])[:500])
@@ -270,8 +284,3 @@ def _seconds(head: Head, key: str) -> float:
 def _is_model(result: State, n: int) -> bool:
     w = result.get("w")
     return isinstance(w, torch.Tensor) and w.dtype == torch.float32 and tuple(w.shape) == (n,)
-
-
-def _meaning(code: int, reason: str | None) -> str:
-    known = {5: "the site went away", 8: "the site's worker process died"}
-    return known.get(code, f"{reason or 'unknown'} (Flower's error {code})"[:300])

@@ -85,7 +85,13 @@ def headline(content: dict[str, Any]) -> str:
 
 def table(content: dict[str, Any]) -> Table:
     """One line per site."""
-    shown = Table(title=headline(content), title_justify="left", box=box.SIMPLE_HEAD)
+    shown = Table(
+        title=headline(content),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     for name in ("site", "here"):
         shown.add_column(name, no_wrap=True)
     for name in ("samples", "rounds", "missed", "took", "down", "up", "accuracy"):

@@ -8,6 +8,7 @@ only: no code from the server is executed at a site.
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import time
 from pathlib import Path
@@ -92,6 +93,8 @@ def main() -> int:
     folder, data, supernode, secret = sys.argv[1:]
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    # Ctrl+C is the parent's to handle; Flower's heartbeat raises it too, for a task given up on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     keep_memory()
     try:

@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from pgfed import stats
-from pgfed.report import paper
 from pgfed.report.drawing import (
     BLUE,
     GAP,
@@ -95,6 +94,8 @@ def curves(group: Group, style: Style) -> Figure:
         layout_of("round", "accuracy in %"),
         layout_of("bytes sent so far, both directions", "accuracy in %"),
     ]
+    if max(len(method.mean_curve.rounds) for method in group.methods) <= 12:
+        layouts[0]["xaxis"]["dtick"] = 1
     layouts[1]["xaxis"]["tickformat"] = ".3~s"
     layouts[1]["xaxis"]["ticksuffix"] = "B"
     return Figure(
@@ -337,47 +338,4 @@ def partition(group: Group) -> Figure:
         caption,
         views,
         [Panel("Samples of each client by class", specs, height=height)],
-    )
-
-
-# -- new clients -------------------------------------------------------------------------------
-
-
-def new_clients(group: Group, style: Style) -> Figure | None:
-    """Clients that were not there during training, fine-tuning the global model."""
-    found = {name: curve for folder in group.folders for name, curve in folder.new_clients.items()}
-    if not found:
-        return None
-    traces: list[Trace] = []
-    told = []
-    for name, curve in found.items():
-        colour, dash = style[name]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "meta": name,
-                "x": curve["epochs"],
-                "y": percents(curve["accuracy"]),
-                "line": {"color": colour, "dash": dash, "width": 2},
-                "marker": {"color": colour, "size": 6},
-                "hovertemplate": f"{plain(name)}, epoch %{{x}}: %{{y:.1f}} %<extra></extra>",
-            }
-        )
-        best = f"{name} {percent(max(curve['accuracy'], default=0.0))}"
-        printed = paper.new_clients(group, name)
-        told.append(best if printed is None else f"{best} (paper {percent(printed)})")
-    return Figure(
-        "new-clients",
-        "",
-        "Clients that took no part in training start from the global model and train on their own "
-        f"data. Best over the epochs: {'; '.join(told)}.",
-        ["accuracy over epochs"],
-        [
-            Panel(
-                "Accuracy of new clients over epochs of fine-tuning",
-                [spec(traces, layout_of("epochs of fine-tuning", "accuracy in %"))],
-            )
-        ],
-        legend=list(found),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -34,7 +34,8 @@ class Curve:
 class Method:
     """A method with its settings, under its seeds."""
 
-    name: str  # as in the registry
+    name: str  # of its folder
+    base: str  # as in the registry: of a variant the method it varies
     label: str  # unique within the group
     settings: dict[str, Any]
     runs: dict[int, SeedRun]
@@ -113,7 +114,7 @@ class Group:
 
     def find(self, name: str, like: Method) -> Method | None:
         """The method of this name whose settings are nearest to those of `like`."""
-        found = [method for method in self.methods if method.name == name]
+        found = [method for method in self.methods if method.base == name]
         return min(found, key=lambda m: len(different_settings(m, like)), default=None)
 
     def local(self, like: Method) -> Method | None:
@@ -121,7 +122,7 @@ class Group:
 
     def control(self, method: Method) -> Method | None:
         """PGFed with mu = 0, for a method of the PGFed family."""
-        return self.find(CONTROL, method) if method.name in FAMILY else None
+        return self.find(CONTROL, method) if method.base in FAMILY else None
 
     def compare(self, a: Method, b: Method) -> Comparison | None:
         """a - b over the clients and the seeds that both have, on the last ten rounds."""
@@ -206,15 +207,15 @@ def _methods(folders: Sequence[Folder]) -> list[Method]:
                     method.runs.update(runs)
                     break
             else:
-                merged.append(Method(name, name, settings, dict(runs)))
+                merged.append(Method(name, folder.base(name), name, settings, dict(runs)))
                 sources.append(folder)
     labelled = [
-        Method(m.name, _label(m, merged, source), m.settings, m.runs)
+        replace(m, label=_label(m, merged, source))
         for m, source in zip(merged, sources, strict=True)
     ]
     order = [name for name in algorithms.METHODS if name != CONTROL]
     order.insert(order.index(FAMILY[0]), CONTROL)  # PGFed never stands without it
-    return sorted(labelled, key=lambda m: order.index(m.name) if m.name in order else len(order))
+    return sorted(labelled, key=lambda m: order.index(m.base) if m.base in order else len(order))
 
 
 def _label(method: Method, methods: Sequence[Method], source: Folder) -> str:

@@ -62,6 +62,21 @@ class SeedRun:
 
 
 @dataclass(frozen=True)
+class Arm:
+    """One arm of the study of explicit against implicit objectives: a mu and a step length."""
+
+    mu: float  # 0: implicit
+    lr: float
+    chosen: bool  # the best step length for this mu
+    accuracy: list[float]  # after 0, 1, ... steps
+    gains: list[float]  # per client, where it has test data
+
+    @property
+    def gain(self) -> float:
+        return float(np.mean(self.gains)) if self.gains else float("nan")
+
+
+@dataclass(frozen=True)
 class Folder:
     """One run folder."""
 
@@ -73,6 +88,7 @@ class Folder:
     runs: dict[str, dict[int, SeedRun]]  # method -> seed -> run
     unfinished: list[tuple[str, int, int]]  # method, seed, rounds done
     new_clients: dict[str, dict[str, list[float]]]  # method -> epochs, accuracy
+    explicit: list[Arm]
 
     @property
     def fingerprint(self) -> str | None:
@@ -87,8 +103,12 @@ class Folder:
             "cohort": e.cohort,
             **{f"model.{k}": v for k, v in e.model.model_dump().items() if v is not None},
             **e.train.model_dump(),
-            **e.method.get(method, {}),
+            **{k: v for k, v in e.method.get(method, {}).items() if k != experiment.BASE},
         }
+
+    def base(self, method: str) -> str:
+        """The registered method that this one is, or is a variant of."""
+        return self.experiment.base(method)
 
 
 def load(path: Path) -> Folder:
@@ -126,6 +146,7 @@ def load(path: Path) -> Folder:
         runs=runs,
         unfinished=unfinished,
         new_clients=_new_clients(path / "new_clients.json"),
+        explicit=_explicit(path / "explicit.json"),
     )
 
 
@@ -266,6 +287,22 @@ def _new_clients(path: Path) -> dict[str, dict[str, list[float]]]:
             raise UserError(f"{path}: {method!r} has {len(epochs)} epochs, {len(accuracy)} values")
         curves[str(method)] = {"epochs": epochs, "accuracy": accuracy}
     return curves
+
+
+def _explicit(path: Path) -> list[Arm]:
+    try:
+        return [
+            Arm(
+                mu=float(arm["mu"]),
+                lr=float(arm["lr"]),
+                chosen=bool(arm["chosen"]),
+                accuracy=[float(a) for a in arm["accuracy"]],
+                gains=[float(gain) for gain in arm["gains"] if gain is not None],
+            )
+            for arm in _read_optional(path).get("arms", [])
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: an arm is damaged ({_one_line(error)})") from None
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

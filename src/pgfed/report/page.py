@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pgfed import __version__, stats
-from pgfed.report import figures, matrix, paper, tables
+from pgfed.report import figures, matrix, paper, studies, tables
 from pgfed.report.drawing import Figure, Style, styles
 from pgfed.report.group import Group
 from pgfed.report.load import Folder
@@ -133,7 +133,8 @@ def _parts(group: Group, style: Style, prefix: str) -> list[Part]:
             present(matrix.matrix(group)),
             filled(("Correlations and controls", tables.matrix(group))),
         ),
-        Part("newcomers", "Clients that came later", present(figures.new_clients(group, style))),
+        Part("exact", "Explicit against implicit", present(studies.explicit(group))),
+        Part("newcomers", "Clients that came later", present(studies.new_clients(group, style))),
         Part("lost", "Replies that did not count", [], filled(("", tables.dropped(group)))),
         Part("paper", "Beside the paper", [], compared, _setting(group) if compared else []),
     ]

@@ -51,6 +51,9 @@ def accuracy(group: Group, method: Method) -> dict[str, Any] | None:
         for row in _rows(group, method, table):
             if row.get("domain", "Mean") == "Mean":
                 return row
+    # PGFed-CE is in the table of speeds only.
+    for row in _rows(group, method, "local_computation_speed"):
+        return {"mean": row["accuracy_mean"], "std": row["accuracy_std"]}
     return None
 
 
@@ -91,6 +94,13 @@ def new_clients(group: Group, name: str) -> float | None:
     data = _dataset(group)
     value = tables()["new_clients"].get(data, {}).get(METHODS.get(name, ""))
     return None if value is None else value / 100
+
+
+def explicit(group: Group) -> dict[str, Any] | None:
+    """Mean gain of explicit and implicit steps from a FedAvg model."""
+    row: dict[str, Any] = tables()["explicit_vs_implicit"]
+    same = (_dataset(group), len(group.clients)) == (row["dataset"], row["clients"])
+    return row if same else None
 
 
 def _dataset(group: Group) -> str:

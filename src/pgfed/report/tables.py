@@ -71,7 +71,7 @@ def results(group: Group) -> Table:
         ratio = f" ({method.sent() / fedavg:.2f})" if fedavg else ""
         speed = method.images_per_second()
         row = [
-            Cell(method.label, note="control" if method.name == CONTROL else ""),
+            Cell(method.label, note="control" if method.base == CONTROL else ""),
             _score(method, "last10"),
             _score(method, "best"),
             _difference(compared),
@@ -102,7 +102,7 @@ def control(group: Group) -> Table:
         ],
     )
     for method in group.methods:
-        if method.name not in FAMILY:
+        if method.base not in FAMILY:
             continue
         other = group.control(method)
         found = None if other is None else group.compare(method, other)

@@ -39,8 +39,8 @@ def judge(group: Group) -> Verdict:
 
 def _help(group: Group, leader: Method) -> tuple[str, list[str]]:
     score = percent(_last10(leader))
-    if leader.name == "local":
-        others = [method for method in group.ranked if method.name != "local"]
+    if leader.base == "local":
+        others = [method for method in group.ranked if method.base != "local"]
         if not others:
             return f"Training alone reaches {score}; no other method was run.", []
         headline = f"Federating did not help: nothing beats training alone ({score})."
@@ -48,9 +48,10 @@ def _help(group: Group, leader: Method) -> tuple[str, list[str]]:
         return headline, [standing.sentence] if standing else []
     standing = _standing(group, leader)
     if standing is None:
-        return f"{leader.label} scores highest ({score}).", [
+        verb = "scores highest" if len(group.ranked) > 1 else "was run alone"
+        return f"{leader.label} {verb} ({score}).", [
             "There is no run of Local under the same seeds, so it cannot be said who gained: "
-            "add `local` to the methods."
+            "add local to the methods."
         ]
     gain, compared = standing.gain, standing.compared
     total = gain.gained + gain.harmed + gain.unchanged
@@ -108,7 +109,7 @@ def _ties(group: Group, leader: Method) -> list[str]:
 
 def _explicit(group: Group) -> list[str]:
     """PGFed never stands alone: its control is PGFed without the explicit objective."""
-    family = [method for method in group.ranked if method.name in FAMILY]
+    family = [method for method in group.ranked if method.base in FAMILY]
     if not family:
         return []
     method = next((m for m in family if m.name == "pgfed"), family[0])
@@ -117,7 +118,7 @@ def _explicit(group: Group) -> list[str]:
     if control is None or found is None:
         return [
             f"The run lacks {CONTROL}, PGFed's control with mu = 0, so it cannot be said what the "
-            f"explicit objective contributes: add `{CONTROL}` to the methods."
+            f"explicit objective contributes: add {CONTROL} to the methods."
         ]
     return [
         f"PGFed's explicit objective itself: {method.label} minus its control {control.label} "

@@ -111,8 +111,11 @@ def explicit(
     _json(start.folder / "explicit.json", study.document(result))
     write_atomic(start.folder / "explicit.csv", study.table(result))
     explicit_figure(result, start.folder)
+    page = _page(start.folder)
     if not quiet:
         _show_explicit(result, setup, start.folder)
+        if page is not None:
+            print(f"Report: {page}")
 
 
 def new_clients(
@@ -174,8 +177,11 @@ def new_clients(
         done=done,
     )
     _json(start.folder / "new_clients.json", study.document(curves, train.lr))
+    page = _page(start.folder)
     if not quiet:
         _show_new_clients(curves, setup, len(new), start.folder)
+        if page is not None:
+            print(f"Report: {page}")
 
 
 # -- before ------------------------------------------------------------------------------------
@@ -205,12 +211,23 @@ def _start(
         return read(from_run, root, methods)
     loaded = adapt(experiments.load(file, settings or [], smoke=smoke))
 
+    from pgfed.output import choose
     from pgfed.progress import progress_for
     from pgfed.study.start import read, train
 
+    folder = choose(out, loaded.name)
     runs = len(loaded.methods) * len(loaded.seeds)
     progress = progress_for(sys.stderr, runs, loaded.rounds, quiet=quiet)
-    return read(train(loaded, out, root, progress), root, methods)
+    try:
+        train(loaded, folder, root, progress)
+    except KeyboardInterrupt:
+        print(
+            f"pgfed: interrupted during {progress.where()}; `pgfed resume {folder}` goes on, and "
+            f"the study takes it up with --from {folder}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    return read(folder, root, methods)
 
 
 def _fedavg_only(experiment: Experiment) -> Experiment:
@@ -257,6 +274,13 @@ def _json(path: Path, content: Any) -> None:
     from pgfed.files import write_atomic
 
     write_atomic(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def _page(folder: Path) -> Path | None:
+    """The report of the run, now with the study; none where the drawing library is missing."""
+    from pgfed import report as reports
+
+    return reports.write_page(folder) if reports.possible() else None
 
 
 def _show_explicit(result: Explicit, setup: Setup, folder: Path) -> None:

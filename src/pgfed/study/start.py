@@ -14,7 +14,6 @@ from pgfed.errors import UserError
 from pgfed.experiment import Experiment
 from pgfed.modelfiles import ModelsInFolder
 from pgfed.models import make_task
-from pgfed.output import choose
 from pgfed.progress import Progress
 from pgfed.runner import Setup, prepare
 from pgfed.task import Task
@@ -32,15 +31,12 @@ class Start:
         return _task(self.setup)
 
 
-def train(experiment: Experiment, out: Path | None, root: Path, progress: Progress) -> Path:
-    """Run the experiment as `pgfed run` would, with its models; its folder."""
+def train(experiment: Experiment, folder: Path, root: Path, progress: Progress) -> None:
+    """Run the experiment as `pgfed run` would, and keep its models."""
     output = experiment.output.model_copy(update={"models": "all"})
-    experiment = experiment.model_copy(update={"output": output})
-    folder = choose(out, experiment.name)
-    setup = prepare(experiment, root)
+    setup = prepare(experiment.model_copy(update={"output": output}), root)
     with progress:
         run_setup(setup, folder, progress)
-    return folder
 
 
 def read(folder: Path, root: Path, methods: list[str] | None = None) -> Start:
