@@ -1,0 +1,1 @@
+"""Speed and scale, as ratios measured in one run: `make bench`."""
