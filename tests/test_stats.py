@@ -218,6 +218,8 @@ def test_blocks_average_neighbours_in_the_given_order() -> None:
     each = pairs.blocks(np.arange(4), 1)
     assert each[0, 1] == pytest.approx(0.2)
     assert each[0, 2] == pytest.approx(-0.5)
+    assert pairs.scale(each) == pytest.approx(0.5, abs=0.02)
+    assert pairs.scale(np.zeros((2, 2))) == 1.0
     order = np.array([0, 3, 1, 2])  # blocks {0, 3} and {1, 2}
     np.testing.assert_allclose(
         pairs.blocks(order, 2), [[0, (0.2 - 0.5 + 0.1) / 4], [0, 0]], atol=1e-7

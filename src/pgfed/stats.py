@@ -272,6 +272,11 @@ class Pairs:
         mean: Floats = total / np.outer(width, width)
         return mean
 
+    def scale(self, blocks: Floats) -> float:
+        """A bound for colours that a few large changes do not stretch."""
+        changed = np.abs(blocks[blocks != 0])
+        return float(np.quantile(changed, 0.99)) if len(changed) else 1.0
+
 
 @dataclass(frozen=True)
 class Helpfulness:

@@ -27,7 +27,7 @@ def test_plain_lines_come_every_two_seconds_and_at_the_end() -> None:
     # The start; then twice per round (is a line due, what time is left), once if none is due.
     clock = ticks(0.0, 1.0, 2.5, 2.5, 3.0, 4.0, 4.0).__next__
     progress = PlainProgress(2, 4, stream, clock)
-    progress.begin("pgfed", 3)
+    progress.begin("pgfed", 3, [])
     for round, accuracy in enumerate([0.25, None, None, 0.5], start=1):
         progress.round(record(round, accuracy))
     assert stream.getvalue().splitlines() == [
@@ -38,9 +38,9 @@ def test_plain_lines_come_every_two_seconds_and_at_the_end() -> None:
 
 def test_accuracy_starts_anew_with_each_run() -> None:
     progress = Progress(2, 1)
-    progress.begin("local", 0)
+    progress.begin("local", 0, [])
     progress.round(record(1, 0.5))
-    progress.begin("pgfed", 0)
+    progress.begin("pgfed", 0, [])
     assert progress.accuracy is None
     assert progress.where() == "pgfed, seed 0"
 
@@ -48,7 +48,7 @@ def test_accuracy_starts_anew_with_each_run() -> None:
 def test_a_terminal_gets_a_bar() -> None:
     stream = Terminal()
     with LiveProgress(1, 2, stream) as progress:
-        progress.begin("pgfed", 0)
+        progress.begin("pgfed", 0, [])
         progress.round(record(1, 0.25))
         progress.round(record(2, 0.5))
     shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", stream.getvalue())

@@ -217,6 +217,7 @@ def test_a_site_joins_while_the_run_goes_on(tmp_path: Path, monkeypatch):
     conduct(grid, folder, Options(round_timeout=0.3))
     told = history(folder, "pgfed")
     assert told[0]["dropped"] == [{"client": 2, "reason": "not connected"}]
+    assert told[0]["sites"]["2"]["not_scored"] == "not connected"
     assert all(not record["dropped"] for record in told[1:])
     run = small.serial(folder, "pgfed", lose=lambda t, i: (t, i) == (1, 2))
     assert small.same(checkpoint(folder, "pgfed"), run.server)

@@ -101,7 +101,7 @@ class Flower(Backend):
         self, stage: str, round: int, clients: Sequence[int], common: Message, payload: Payload
     ) -> Iterator[tuple[int, list[State]]]:
         if stage == "train":
-            self.facts = {}
+            self.facts, self.missed = {}, {}
             self._settled()
         missing = list(clients)
         enough = min(self._min_replies, len(missing)) if stage == "train" else 0

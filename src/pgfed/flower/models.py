@@ -1,4 +1,4 @@
-"""What a manifest says of a federation's models, at the server and at a site."""
+"""The model that all train, and what a manifest says of it, at the server and at a site."""
 
 from __future__ import annotations
 
@@ -8,8 +8,24 @@ from typing import Any
 from pgfed.core import Algorithm
 from pgfed.data.federation import Federation
 from pgfed.experiment import Experiment
+from pgfed.flower.folder import Agreement
 from pgfed.modelfiles import FORMAT, normalisation
+from pgfed.models import default_model, make_task
 from pgfed.task import Task
+
+
+def model_name(agreement: Agreement, experiment: Experiment) -> str:
+    return experiment.model.name or default_model(tuple(agreement.input_shape))
+
+
+def make_model(agreement: Agreement, experiment: Experiment, seed: int) -> Task:
+    return make_task(
+        model_name(agreement, experiment),
+        tuple(agreement.input_shape),
+        len(agreement.classes),
+        seed=seed,
+        head=experiment.model.head,
+    )
 
 
 def manifest(

@@ -21,11 +21,10 @@ from pgfed.errors import UserError
 from pgfed.files import write_atomic
 from pgfed.flower.backend import Flower, QuorumError, Replay
 from pgfed.flower.folder import RUN_FILE, FederationFolder, digest, load_experiment
-from pgfed.flower.models import manifest
+from pgfed.flower.models import make_model, manifest, model_name
 from pgfed.flower.seats import Seats
 from pgfed.flower.status import Status
 from pgfed.modelfiles import GLOBAL, write_manifest, write_model
-from pgfed.models import make_task
 from pgfed.output import RunFolder, csv_text
 from pgfed.runner import Outcome, Setup, Watcher, compare, run_method
 
@@ -53,11 +52,9 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     experiment, methods = load_experiment(folder.experiment_file)
     agreed = digest(folder.agreement, experiment)
     federation = folder.agreement.without_data()
-    model = experiment.model
-    assert model.name is not None, "init fills in the model"
-    shape, classes = federation.input_shape, len(federation.class_names)
-    task = make_task(model.name, shape, classes, seed=experiment.seeds[0], head=model.head)
-    setup = Setup(experiment, federation, methods, model.name, task.layout)
+    task = make_model(folder.agreement, experiment, experiment.seeds[0])
+    model, head = model_name(folder.agreement, experiment), experiment.model.head
+    setup = Setup(experiment, federation, methods, model, task.layout)
 
     folder.run.mkdir(exist_ok=True)
     run = _identify(folder.run, agreed)
@@ -68,8 +65,8 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
             backend = Flower(
                 grid,
                 seats,
-                model.name,
-                head=model.head,
+                model,
+                head=head,
                 run=run,
                 methods=methods,
                 round_timeout=options.round_timeout,
@@ -155,7 +152,8 @@ class FederationRun(RunFolder):
 
     def close_up(self) -> None:
         """What is written at the very end."""
-        self._describe(sites=self._seats.facts)
+        known = json.loads((self.path / "environment.json").read_text()).get("sites", {})
+        self._describe(sites={**known, **{str(i): f for i, f in self._seats.facts.items()}})
         setup = self._setup
         self.finish([self._outcomes[m, s] for m in setup.methods for s in setup.experiment.seeds])
 
@@ -221,7 +219,8 @@ class FederationRun(RunFolder):
         write_atomic(models / WRITTEN, json.dumps(sorted(done)) + "\n")
 
     def _forget(self, folder: Path) -> None:
-        if len(_read(folder / "models" / WRITTEN)) == len(self._seats):
+        written = folder / "models" / WRITTEN
+        if not written.is_file() or len(_read(written)) == len(self._seats):
             super()._forget(folder)
 
 
@@ -286,10 +285,12 @@ class _Sites(_Watcher):
             if dropped["reason"] == "no reply":
                 dropped["reason"] = missed.get(dropped["client"], "no reply")
             self._status.tell(
-                f"round {record['round']}: client {dropped['client']} missed it: "
-                f"{dropped['reason']}"
+                f"round {record['round']}, client {dropped['client']}: {dropped['reason']}"
             )
-        record["sites"] = {str(i): facts.record() for i, facts in self._backend.facts.items()}
+        sites = {str(i): facts.record() for i, facts in self._backend.facts.items()}
+        for i, reason in self._backend.missed.get("score", {}).items():
+            sites.setdefault(str(i), {})["not_scored"] = reason
+        record["sites"] = sites
         self._status.round(record)
 
 
@@ -300,9 +301,10 @@ class _Alone(_Watcher):
         self._told = {record["round"]: record for record in history}
 
     def round(self, record: dict[str, Any]) -> None:
-        reasons = {d["client"]: d["reason"] for d in self._told[record["round"]]["dropped"]}
+        told = self._told[record["round"]]
+        reasons = {d["client"]: d["reason"] for d in told["dropped"]}
         for dropped in record["dropped"]:
             dropped["reason"] = reasons.get(dropped["client"], dropped["reason"])
         # Sites work side by side: the round took as long as the slowest.
-        took = max(record["client_seconds"].values(), default=0.0)
+        took = max(record["client_seconds"].values(), default=told["train_seconds"])
         record |= {"train_seconds": took, "seconds": took}

@@ -31,10 +31,9 @@ from pgfed.files import DamagedFile, sha256, state_from_bytes, state_to_bytes, w
 from pgfed.flower import sitedata
 from pgfed.flower.folder import SiteFolder, digest, load_experiment
 from pgfed.flower.keys import load_private, sign_claim
-from pgfed.flower.models import manifest
+from pgfed.flower.models import make_model, manifest
 from pgfed.flower.records import BadRecord, Head, field, pack, unpack
 from pgfed.modelfiles import write_manifest, write_model
-from pgfed.models import make_task
 from pgfed.output import csv_text
 
 log = logging.getLogger(__name__)
@@ -161,7 +160,8 @@ class Site:
             alone, own = self._side("local", side.seed), self._states(head, "local")
             base = 0 if base > 0 and own.lost else base
             _, reply["alone_seconds"] = self._train_one(alone, own, round, base, {"message": {}})
-        log.info("round %d: trained in %.1f s", round, time.perf_counter() - began)
+        took = time.perf_counter() - began
+        log.info("%s, seed %d, round %d: %.1f s", head["method"], side.seed, round, took)
         return reply, {"update": update}
 
     def _train_one(
@@ -226,9 +226,7 @@ class Site:
 
     def _side(self, method: str, seed: int) -> ClientSide:
         if (method, seed) not in self._sides:
-            model, shape = self.experiment.model, tuple(self.file.input_shape)
-            assert model.name is not None, "init fills in the model"
-            task = make_task(model.name, shape, len(self.file.classes), seed=seed, head=model.head)
+            task = make_model(self.file, self.experiment, seed)
             cohort = self.experiment.cohort_size(self.file.seats)
             info = FederationInfo(self.file.seats, cohort, task.layout)
             self._sides[method, seed] = ClientSide(

@@ -44,7 +44,7 @@ def render(groups: Sequence[Group], format: Format = Format.html) -> str:
 
 def possible() -> bool:
     """Is what the page is drawn with installed? It comes with `pip install pgfed[report]`."""
-    return find_spec("plotly") is not None
+    return all(find_spec(name) is not None for name in ("plotly", "jinja2"))
 
 
 def write_page(folder: Path) -> Path:

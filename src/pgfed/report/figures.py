@@ -248,8 +248,8 @@ def gains(group: Group, style: Style) -> Figure | None:
     leader, gain = found[0]
     fit = stats.correlate(np.log(np.maximum(sizes, 1)), gain.per_client)
     caption = (
-        f"Each client's gain over training alone. With {leader.label}, {gain.gained} gained, "
-        f"{gain.harmed} lost, {gain.unchanged} stayed. {_who(fit)}"
+        f"Each client's gain over training alone. With {leader.label}, {gain.gained:,} gained, "
+        f"{gain.harmed:,} lost, {gain.unchanged:,} stayed. {_who(fit)}"
     )
     return Figure(
         "gains",
@@ -283,7 +283,7 @@ def partition(group: Group) -> Figure:
     names = [plain(name) for name in clients.names]
     n = clients.n_train
     caption = (
-        f"{len(clients)} clients with {n.min():,} to {n.max():,} training samples "
+        f"{len(clients):,} clients with {n.min():,} to {n.max():,} training samples "
         f"(median {np.median(n):,.0f})."
     )
     if clients.n_test.any():

@@ -15,6 +15,7 @@ from pgfed.errors import UserError
 from pgfed.report.load import Clients, Folder, SeedRun
 from pgfed.stats import Comparison, Floats, Gain, Helpfulness, Paired
 from pgfed.verdict import CONTROL
+from pgfed.words import count
 
 FAMILY = ("pgfed", "pgfed-mo", "pgfed-ce")  # CONTROL is PGFed with mu = 0
 
@@ -191,7 +192,7 @@ def group(folders: Sequence[Folder]) -> list[Group]:
 
 def _title(folder: Folder) -> str:
     name = folder.environment.get("data", {}).get("name") or folder.experiment.data.dataset
-    return f"{name}, {len(folder.clients)} clients"
+    return f"{name}, {count(len(folder.clients), 'client')}"
 
 
 def _methods(folders: Sequence[Folder]) -> list[Method]:

@@ -214,12 +214,12 @@ def _heat(figure: Any, axes: Any, group: Group, pairs: Pairs) -> None:
     order = np.argsort(-n, kind="stable")
     size = -(-len(n) // MAX_CLIENTS)
     change: Any = pairs.blocks(order, size)
+    top = pairs.scale(change)
     if size == 1:
         met = np.zeros((len(n), len(n)), dtype=bool)
         met[pairs.row, pairs.column] = True
         change = np.ma.masked_where(~met[np.ix_(order, order)], change)
-    top = float(np.quantile(np.abs(pairs.change), 0.99)) if len(pairs.change) else 0.0
-    _image(figure, axes, change, DIVERGING, "change of A", limit=top or 1.0)
+    _image(figure, axes, change, DIVERGING, "change of A", limit=top)
     axes.set_aspect("equal")
     axes.set(xlabel="client j, by size", ylabel="client i, by size")
     ticks = range(len(n)) if len(n) <= 30 else ()

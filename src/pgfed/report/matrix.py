@@ -107,10 +107,10 @@ def _heat(group: Group, pairs: stats.Pairs) -> dict[str, Any]:
         what = ""
     else:
         names = [f"{k * size + 1}–{min((k + 1) * size, len(n))}" for k in range(len(change))]
-        z = [rounded(row, 5) for row in change]
-        extra = {"hovertemplate": "clients %{y} weigh clients %{x}: %{z:+.5f}<extra></extra>"}
+        z = [rounded(row, 3) for row in change]
+        extra = {"hovertemplate": "clients %{y} weigh clients %{x}: %{z:+.3g}<extra></extra>"}
         what = f", mean over {size} × {size} clients"
-    top = float(np.quantile(np.abs(pairs.change), 0.99)) if len(pairs.change) else 1.0
+    top = pairs.scale(change)
     heat: Trace = {
         "type": "heatmap",
         "x": names,
@@ -118,8 +118,8 @@ def _heat(group: Group, pairs: stats.Pairs) -> dict[str, Any]:
         "z": z,
         "colorscale": DIVERGING,
         "zmid": 0,
-        "zmin": -(top or 1.0),
-        "zmax": top or 1.0,
+        "zmin": -top,
+        "zmax": top,
         "colorbar": colorbar("change"),
         "hoverongaps": False,
         "meta": {"order": order.tolist(), "axes": ["y", "x"]} if size == 1 else None,

@@ -167,7 +167,7 @@ def _facts(group: Group) -> str:
         [
             group.title,
             f"partition {kind}",
-            f"{cohort} clients per round",
+            f"{count(cohort, 'client')} per round",
             count(first.rounds, "round"),
             count(len(seeds), "seed"),
             f"{count(first.train.epochs, 'local epoch')}, batch {first.train.batch_size or 'all'}, "

@@ -56,9 +56,9 @@ def _help(group: Group, leader: Method) -> tuple[str, list[str]]:
     gain, compared = standing.gain, standing.compared
     total = gain.gained + gain.harmed + gain.unchanged
     if compared.low > 0:
-        headline = f"Federating helped {gain.gained} of {total} clients."
+        headline = f"Federating helped {gain.gained:,} of {total:,} clients."
     elif compared.high < 0:
-        headline = f"Federating harmed {gain.harmed} of {total} clients."
+        headline = f"Federating harmed {gain.harmed:,} of {total:,} clients."
     else:
         headline = "Federating made no clear difference on average."
     return headline, [standing.sentence, *standing.harm]
@@ -82,7 +82,8 @@ def _standing(group: Group, method: Method) -> _Standing | None:
     sentence = (
         f"With {method.label}, {percent(_last10(local))} alone becomes {percent(_last10(method))}: "
         f"{difference(compared)} points on average over the clients ({between(compared)}); "
-        f"{count(gain.gained, 'client')} gained, {gain.harmed} lost, {gain.unchanged} unchanged."
+        f"{count(gain.gained, 'client')} gained, {gain.harmed:,} lost, "
+        f"{gain.unchanged:,} unchanged."
     )
     harm = []
     if gain.harmed:
