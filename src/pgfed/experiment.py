@@ -259,7 +259,7 @@ def _small(experiment: Experiment) -> dict[str, Any]:
     content = {**experiment.document(), "sweep": experiment.sweep}
     domains = experiment.data.partition == "domain"
     content["name"] = f"{experiment.name[:90]}-smoke"
-    content["rounds"] = min(experiment.rounds, 5)
+    content["rounds"] = min(experiment.rounds, 4)
     content["seeds"] = experiment.seeds[:2]
     content["data"] |= {
         "dataset": "digits-styles" if domains else "digits",

@@ -50,6 +50,24 @@ def test_no_clear_difference(tmp_path: Path) -> None:
     )
 
 
+def test_a_high_mean_that_is_not_sure_does_not_hide_a_sure_gain(tmp_path: Path) -> None:
+    """fedavg: better on average, but it ruins a third of the clients; fedper: a little for all."""
+    methods = ["local", "fedavg", "fedper"]
+    folder = make_folder(tmp_path / "a", methods=methods, levels={"fedper": 0.05})
+    for seed in (0, 1):
+        path = folder / "fedavg" / f"seed-{seed}" / "clients.csv"
+        local = folder / "local" / f"seed-{seed}" / "clients.csv"
+        rows = list(csv.reader(local.read_text().splitlines()))
+        for i, row in enumerate(rows[1:]):
+            row[7] = str(float(row[7]) + (-0.4 if i % 3 == 0 else 0.35))
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+    found = verdict(folder)
+    assert found.headline.startswith("Federating helped")
+    assert found.sentences[0].startswith("With fedper")
+    assert any(s.startswith("Highest, but less surely: with fedavg") for s in found.sentences)
+
+
 def test_without_local_nobody_can_say_who_gained(tmp_path: Path) -> None:
     found = verdict(make_folder(tmp_path / "a", methods=["fedavg", "fedper"]))
     assert "scores highest" in found.headline

@@ -45,7 +45,7 @@ def _help(group: Group, leader: Method) -> tuple[str, list[str]]:
             return f"Training alone reaches {score}; no other method was run.", []
         headline = f"Federating did not help: nothing beats training alone ({score})."
         standing = _standing(group, others[0])
-        return headline, [standing.sentence] if standing else []
+        return headline, [_upper(standing.sentence)] if standing else []
     standing = _standing(group, leader)
     if standing is None:
         verb = "scores highest" if len(group.ranked) > 1 else "was run alone"
@@ -53,25 +53,37 @@ def _help(group: Group, leader: Method) -> tuple[str, list[str]]:
             "There is no run of Local under the same seeds, so it cannot be said who gained: "
             "add local to the methods."
         ]
-    gain, compared = standing.gain, standing.compared
-    total = gain.gained + gain.harmed + gain.unchanged
-    if compared.low > 0:
-        headline = f"Federating helped {gain.gained:,} of {total:,} clients."
-    elif compared.high < 0:
-        headline = f"Federating harmed {gain.harmed:,} of {total:,} clients."
-    else:
-        headline = "Federating made no clear difference on average."
-    return headline, [standing.sentence, *standing.harm]
+    sure = next(
+        (
+            found
+            for method in group.ranked
+            if (found := _standing(group, method)) is not None and found.compared.low > 0
+        ),
+        None,
+    )
+    if sure is not None:
+        headline = f"Federating helped {sure.gain.gained:,} of {sure.clients:,} clients."
+        also = [] if sure.method is leader else [f"Highest, but less surely: {standing.sentence}"]
+        return headline, [_upper(sure.sentence), *sure.harm, *also]
+    headline = "Federating made no clear difference on average."
+    if standing.compared.high < 0:
+        headline = f"Federating harmed {standing.gain.harmed:,} of {standing.clients:,} clients."
+    return headline, [_upper(standing.sentence), *standing.harm]
 
 
 @dataclass(frozen=True)
 class _Standing:
     """A method against training alone."""
 
+    method: Method
     sentence: str
     harm: list[str]
     gain: Gain
     compared: Comparison
+
+    @property
+    def clients(self) -> int:
+        return self.gain.gained + self.gain.harmed + self.gain.unchanged
 
 
 def _standing(group: Group, method: Method) -> _Standing | None:
@@ -80,7 +92,7 @@ def _standing(group: Group, method: Method) -> _Standing | None:
     if gain is None or local is None or compared is None:
         return None
     sentence = (
-        f"With {method.label}, {percent(_last10(local))} alone becomes {percent(_last10(method))}: "
+        f"with {method.label}, {percent(_last10(local))} alone becomes {percent(_last10(method))}: "
         f"{difference(compared)} points on average over the clients ({between(compared)}); "
         f"{count(gain.gained, 'client')} gained, {gain.harmed:,} lost, "
         f"{gain.unchanged:,} unchanged."
@@ -92,7 +104,7 @@ def _standing(group: Group, method: Method) -> _Standing | None:
             f"Client {group.clients.names[worst]} lost most, {signed(gain.per_client[worst])} "
             f"points; the worst-off tenth of the clients is at {signed(gain.worst_decile)}."
         )
-    return _Standing(sentence, harm, gain, compared)
+    return _Standing(method, sentence, harm, gain, compared)
 
 
 def _ties(group: Group, leader: Method) -> list[str]:
@@ -154,6 +166,10 @@ def caveats(group: Group) -> list[str]:
             for method, seed, done in folder.unfinished
         ]
     return told
+
+
+def _upper(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]
 
 
 def _last10(method: Method) -> float:
