@@ -93,7 +93,7 @@ def simulated(folder: FederationFolder) -> tuple[experiments.Experiment, Federat
     )
 
 
-def serial(folder: FederationFolder, method: str, seed: int = 0, lose: Any = None) -> Run:
+def serial(folder: FederationFolder, method: str, seed: int = 0, **options: Any) -> Run:
     """The reference: all rounds in this process."""
     experiment, federation = simulated(folder)
     _, methods = load_experiment(folder.experiment_file)
@@ -105,7 +105,7 @@ def serial(folder: FederationFolder, method: str, seed: int = 0, lose: Any = Non
         rounds=experiment.rounds,
         cohort=experiment.cohort_size(SITES),
         evaluate_every=experiment.evaluate_every,
-        lose=lose,
+        **options,
     )
     while not run.finished:
         run.step()

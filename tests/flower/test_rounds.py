@@ -14,6 +14,7 @@ from flower import small
 from flower.local_grid import LocalGrid, grid_of
 from flower.small import assert_same_as_serial, checkpoint, history, model_at
 from pgfed import algorithms
+from pgfed.engine.robust import make_mean
 from pgfed.errors import UserError
 from pgfed.flower.backend import QuorumError
 from pgfed.flower.records import pack, unpack
@@ -89,6 +90,16 @@ def test_sites_may_let_the_server_keep_their_model(tmp_path: Path):
     files = sorted(path.name for path in models.glob("client-*"))
     assert files == ["client-0001.safetensors"]
     assert small.same(load_file(models / files[0]), model_at(folder, 1, "pgfed"))
+
+
+def test_the_servers_aggregation_is_the_experiments(tmp_path: Path):
+    folder = small.make(tmp_path, cohort=1.0, engine={"aggregation": "median"})
+    conduct(grid_of(sites_of(folder)), folder, QUICK)
+    plain = small.serial(folder, "pgfed")
+    mean = make_mean("median", plain.algorithm.leaves)
+    robust = small.serial(folder, "pgfed", mean=mean)
+    assert small.same(checkpoint(folder, "pgfed"), robust.server)
+    assert not small.same(plain.server, robust.server)
 
 
 # -- what can go wrong -------------------------------------------------------------------------

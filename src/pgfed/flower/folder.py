@@ -153,6 +153,7 @@ def load_experiment(path: Path) -> tuple[Experiment, dict[str, Algorithm]]:
     if not path.is_file():
         raise UserError(f"{path}: missing; `pgfed federation init` writes it")
     methods, experiment = experiments.make_methods(experiments.load(path))
+    _check(experiment)
     return experiment, methods
 
 
@@ -160,7 +161,8 @@ def digest(agreement: Agreement, experiment: Experiment) -> str:
     """What must be the same at the server and at a site. Where and how fast it runs may differ."""
     agreed = agreement.model_dump(include=set(Agreement.model_fields) - {"server", "insecure"})
     document = experiment.model_dump(exclude={"engine", "output"})
-    text = json.dumps([agreed, document], sort_keys=True)
+    engine = experiment.engine.model_dump(include={"aggregation", "attackers", "max_update_norm"})
+    text = json.dumps([agreed, document, engine], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -264,6 +266,16 @@ def init(
     return agreement
 
 
+def _check(experiment: Experiment) -> None:
+    """What only a simulation can do."""
+    if experiment.output.keep != "last":
+        raise UserError("output.keep: found 'best'; a federation keeps the last round's models")
+    if experiment.data.new_clients:
+        raise UserError("data.new_clients: found a share above 0; a federation's sites all train")
+    if experiment.attack.kind != "none":
+        raise UserError(f"attack.kind: found {experiment.attack.kind!r}; only simulations have it")
+
+
 def _default(name: str) -> Experiment:
     """Without an experiment file: PGFed, every site in every round."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "federation"
@@ -311,10 +323,7 @@ def _resolved(experiment: Experiment, agreement: Agreement) -> Experiment:
     """Complete, so that server and sites cannot fill it in differently."""
     from pgfed.models import default_model, make_task
 
-    if experiment.output.keep != "last":
-        raise UserError("output.keep: found 'best'; a federation keeps the last round's models")
-    if experiment.data.new_clients:
-        raise UserError("data.new_clients: found a share above 0; a federation's sites all train")
+    _check(experiment)
     shape = tuple(agreement.input_shape)
     name = experiment.model.name or default_model(shape)
     make_task(name, shape, len(agreement.classes), seed=0, head=experiment.model.head)
