@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
+@cache
 def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """x, y and each sample's client: 240 samples, unevenly divided; each site lacks classes."""
     data = datasets.load("digits", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -25,22 +26,33 @@ from pgfed.output import RunFolder
 QUICK = Options(round_timeout=1.0)
 
 
-@pytest.fixture(autouse=True)
-def checkpoints_stay(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def checkpoints_stay():
     """So that the server's state can be compared after the run."""
-    monkeypatch.setattr(RunFolder, "_forget", lambda self, folder: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "_forget", lambda self, folder: None)
+        yield
 
 
 def sites_of(folder):
     return [Site(small.site_folder(folder, i)) for i in range(small.SITES)]
 
 
-@pytest.mark.parametrize("method", [name for name in algorithms.METHODS if name != "local"])
-def test_same_bits_as_serial(tmp_path: Path, method):
-    folder = small.make(tmp_path, methods=[method])
+METHODS = [name for name in algorithms.METHODS if name != "local"]
+
+
+@pytest.fixture(scope="module")
+def every_method(tmp_path_factory):
+    """A federation that has run all methods."""
+    folder = small.make(tmp_path_factory.mktemp("all"), methods=METHODS)
     conduct(grid_of(sites_of(folder)), folder, QUICK)
-    assert_same_as_serial(folder, method)
-    assert checkpoint(folder, method) is not None
+    return folder
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_same_bits_as_serial(every_method, method):
+    assert_same_as_serial(every_method, method)
+    assert checkpoint(every_method, method) is not None
 
 
 def test_local_alongside_is_local_by_itself(tmp_path: Path):
@@ -169,6 +181,12 @@ def test_a_bad_reply_costs_its_site_the_round_and_nothing_else(tmp_path: Path, f
     assert any(said in message for message in status["messages"])
     alone = history(folder, "local")[1]["dropped"]
     assert [d["client"] for d in alone] == [1]
+    with (folder.run / "pgfed" / "seed-0" / "sites.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["asked"], row["counted"], row["missed"]) for row in rows] == [
+        ("3", "3", "0"), ("3", "2", "1"), ("3", "3", "0")
+    ]  # fmt: skip
+    assert said in rows[1]["last_failure"]
 
 
 class Twice(LocalGrid):
