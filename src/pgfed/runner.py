@@ -431,6 +431,8 @@ def run_method(
         where = error.filename or (checkpoints and checkpoints.folder)
         raise UserError(f"{where}: cannot be written ({error.strerror or error})") from error
     finally:
+        if checkpoints is not None:
+            checkpoints.settle()  # an interrupted run finishes the checkpoint that it is writing
         run.store.close()
     for watcher in watchers:
         watcher.end(outcome)

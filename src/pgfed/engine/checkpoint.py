@@ -55,12 +55,16 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Until the last checkpoint is on disk; raises what went wrong while writing it."""
-        if self._writer is not None:
-            self._writer.join()
-            self._writer = None
+        self.settle()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+
+    def settle(self) -> None:
+        """Until nothing is being written any more, however that went."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
 
     def _guarded(self, *work: Any) -> None:
         try:
