@@ -26,17 +26,7 @@ import torch
 from torch import Tensor
 
 from pgfed import pairs
-from pgfed.core import (
-    Algorithm,
-    ClientInfo,
-    FederationInfo,
-    Mean,
-    Message,
-    Rng,
-    State,
-    Update,
-    sgd,
-)
+from pgfed.core import Algorithm, ClientInfo, FederationInfo, Mean, Message, Rng, State, Update, sgd
 from pgfed.data.federation import Shard
 from pgfed.errors import need
 from pgfed.task import Task

@@ -17,17 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pgfed.core import (
-    Algorithm,
-    ClientInfo,
-    FederationInfo,
-    Mean,
-    Message,
-    Rng,
-    State,
-    Update,
-    sgd,
-)
+from pgfed.core import Algorithm, ClientInfo, FederationInfo, Mean, Message, Rng, State, Update, sgd
 from pgfed.data.federation import Shard
 from pgfed.task import Task
 

@@ -74,7 +74,9 @@ class FedRep(Algorithm):
         v = state["v"].clone() if "v" in state else torch.zeros_like(theta[: task.d])
         head, v_head = theta[task.layout.head], v[task.layout.head]
         train, rho, epochs = self.train, self.momentum, self.head_epochs
-        z = _features(task, theta, data)
+        starts = range(0, len(data), EVALUATION_BATCH)
+        inputs = (data.batch(slice(i, i + EVALUATION_BATCH))[0] for i in starts)
+        z = torch.cat([task.features(theta, x) for x in inputs])
         for k in batch_indices(data, train.batch_size, rng, epochs=epochs, purpose="head"):
             v_head.mul_(rho)
             task.add_head_gradient(theta, z[k], data.y[k], v)
@@ -104,10 +106,3 @@ class FedRep(Algorithm):
         # Without any client's head a new client starts from the one everybody started from.
         head = Mean()(shares, "head") if shares else server["head"]
         return task.layout.join(server["body"], head)
-
-
-def _features(task: Task, theta: Tensor, data: Shard) -> Tensor:
-    """What the head is given for each sample."""
-    starts = range(0, len(data), EVALUATION_BATCH)
-    inputs = (data.batch(slice(i, i + EVALUATION_BATCH))[0] for i in starts)
-    return torch.cat([task.features(theta, x) for x in inputs])

@@ -22,22 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from pgfed import pairs
-from pgfed.core import (
-    Algorithm,
-    ClientInfo,
-    FederationInfo,
-    Mean,
-    Message,
-    Rng,
-    State,
-    Update,
-    mean_gradient,
-    sgd,
-)
+from pgfed import pairs, risks
+from pgfed.core import Algorithm, ClientInfo, FederationInfo, Mean, Message, Rng, State, Update, sgd
 from pgfed.data.federation import Shard
 from pgfed.errors import need
 from pgfed.task import Task
@@ -60,13 +48,7 @@ class PGFedCE(Algorithm):
         need(self.alpha_lr >= 0, "method.pgfed-ce.alpha_lr", ">= 0", self.alpha_lr)
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
-        return {
-            "w": w0,
-            "ids": torch.empty(0, dtype=torch.int64),
-            "gradients": torch.empty(0, federation.layout.d),
-            "r": torch.empty(0),
-            **pairs.empty(federation.clients, federation.cohort),
-        }
+        return risks.unknown(w0, federation)
 
     def init_client(self, w0: Tensor, client: ClientInfo) -> State:
         return {"w": w0, **pairs.empty_row(client.federation.cohort)}
@@ -74,8 +56,7 @@ class PGFedCE(Algorithm):
     def messages(self, server: State, cohort: Sequence[int]) -> dict[int, Message]:
         if not len(server["ids"]):  # round 1, or nobody answered in the last one
             return {i: {"w": server["w"]} for i in cohort}
-        alpha = pairs.matrix(server, cohort, server["ids"])
-        aux = self.mu * (alpha @ server["gradients"])  # all g~_i as one matrix product
+        aux = risks.auxiliary(server, cohort, self.mu)
         gradients = server["gradients"]
         if self.ce_g2 == "mean":
             gradients = gradients.mean(0, keepdim=True)
@@ -103,30 +84,12 @@ class PGFedCE(Algorithm):
         theta, v = sgd(
             task, message["w"], data, rng, self.train, velocity=state.get("v"), extra=add_aux
         )
-        risk, gradient = mean_gradient(task, theta, data, rng, self.train, full=self.full_grad)
-        r = risk - float(gradient @ theta[: task.d])
+        risk = risks.expand(task, theta, data, rng, self.train, full=self.full_grad)
         new = {"w": theta, **pairs.with_row(state, ids, alpha), **self.keep(v=v)}
-        return new, {"w": theta, "gradient": gradient, "r": r, "alpha": alpha, "n": len(data)}
+        return new, {"w": theta, **risk, "alpha": alpha, "n": len(data)}
 
     def aggregate(self, server: State, updates: Mapping[int, Update], mean: Mean) -> State:
-        if not updates:  # the next round runs as the first
-            none = server["ids"][:0]
-            return {
-                **server,
-                "ids": none,
-                "gradients": server["gradients"][:0],
-                "r": server["r"][:0],
-            }
-        ids, gradients = mean.each(updates, "gradient")
-        _, r = mean.each(updates, "r")
-        return {
-            **server,
-            **pairs.with_rows(server, server["ids"], {i: u["alpha"] for i, u in updates.items()}),
-            "w": mean(updates, "w", around=server["w"]),
-            "ids": server["ids"].new_tensor(ids),
-            "gradients": gradients,
-            "r": r.to(gradients.device),
-        }
+        return risks.collect(server, updates, mean)
 
     def public(self, server: State) -> Message:
         return {}

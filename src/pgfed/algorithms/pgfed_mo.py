@@ -26,19 +26,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pgfed import pairs
-from pgfed.core import (
-    Algorithm,
-    ClientInfo,
-    FederationInfo,
-    Mean,
-    Message,
-    Rng,
-    State,
-    Update,
-    mean_gradient,
-    sgd,
-)
+from pgfed import pairs, risks
+from pgfed.core import Algorithm, ClientInfo, FederationInfo, Mean, Message, Rng, State, Update, sgd
 from pgfed.data.federation import Shard
 from pgfed.errors import need
 from pgfed.task import Task
@@ -63,13 +52,7 @@ class PGFedMo(Algorithm):
         need(0 <= self.beta <= 1, "method.pgfed-mo.beta", "between 0 and 1", self.beta)
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
-        return {
-            "w": w0,
-            "ids": torch.empty(0, dtype=torch.int64),
-            "gradients": torch.empty(0, federation.layout.d),
-            "r": torch.empty(0),
-            **pairs.empty(federation.clients, federation.cohort),
-        }
+        return risks.unknown(w0, federation)
 
     def init_client(self, w0: Tensor, client: ClientInfo) -> State:
         return {"w": w0, **pairs.empty_row(client.federation.cohort)}
@@ -77,8 +60,7 @@ class PGFedMo(Algorithm):
     def messages(self, server: State, cohort: Sequence[int]) -> dict[int, Message]:
         if not len(server["ids"]):  # round 1, or nobody answered in the last one
             return {i: {"w": server["w"]} for i in cohort}
-        alpha = pairs.matrix(server, cohort, server["ids"])
-        aux = self.mu * (alpha @ server["gradients"])  # all g~_i as one matrix product
+        aux = risks.auxiliary(server, cohort, self.mu)
         shared = {
             "w": server["w"],
             "mean_gradient": self.mu * server["gradients"].mean(0),
@@ -91,7 +73,7 @@ class PGFedMo(Algorithm):
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
         ids = message.get("ids", state["alpha_ids"][:0])
-        alpha = pairs.row(state, ids)
+        alpha, post = pairs.row(state, ids), self.alpha_order == "post"
         aux = state.get("aux")
         if len(ids):
             aux = message["aux"] if aux is None else torch.lerp(message["aux"], aux, self.beta)
@@ -103,47 +85,22 @@ class PGFedMo(Algorithm):
                     alpha.clamp_(min=0)
 
         def add_aux(theta: Tensor, gradient: Tensor) -> None:
-            if self.alpha_order == "pre":
+            if not post:
                 descend_alpha(theta)
             if len(ids) and aux is not None:
                 gradient.add_(aux)
 
-        theta, v = sgd(
-            task,
-            message["w"],
-            data,
-            rng,
-            self.train,
-            velocity=state.get("v"),
-            extra=add_aux,
-            after=descend_alpha if self.alpha_order == "post" else None,
-        )
-        risk, gradient = mean_gradient(task, theta, data, rng, self.train, full=self.full_grad)
-        r = risk - float(gradient @ theta[: task.d])
+        w, v = message["w"], state.get("v")
+        after = descend_alpha if post else None
+        theta, v = sgd(task, w, data, rng, self.train, velocity=v, extra=add_aux, after=after)
+        risk = risks.expand(task, theta, data, rng, self.train, full=self.full_grad)
         new = {"w": theta, **pairs.with_row(state, ids, alpha), **self.keep(v=v)}
         if aux is not None:
             new["aux"] = aux
-        return new, {"w": theta, "gradient": gradient, "r": r, "alpha": alpha, "n": len(data)}
+        return new, {"w": theta, **risk, "alpha": alpha, "n": len(data)}
 
     def aggregate(self, server: State, updates: Mapping[int, Update], mean: Mean) -> State:
-        if not updates:  # the next round runs as the first
-            none = server["ids"][:0]
-            return {
-                **server,
-                "ids": none,
-                "gradients": server["gradients"][:0],
-                "r": server["r"][:0],
-            }
-        ids, gradients = mean.each(updates, "gradient")
-        _, r = mean.each(updates, "r")
-        return {
-            **server,
-            **pairs.with_rows(server, server["ids"], {i: u["alpha"] for i, u in updates.items()}),
-            "w": mean(updates, "w", around=server["w"]),
-            "ids": server["ids"].new_tensor(ids),
-            "gradients": gradients,
-            "r": r.to(gradients.device),
-        }
+        return risks.collect(server, updates, mean)
 
     def public(self, server: State) -> Message:
         return {}
