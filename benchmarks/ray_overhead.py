@@ -8,13 +8,15 @@ client trains, the more its transport weighs: real clients have thirty times the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import median
 
 import numpy as np
 
+from benchmarks.text import show, verdict
 from pgfed.algorithms.pgfed_mo import PGFedMo
+from pgfed.bench import random_federation
 from pgfed.core import TrainConfig
-from pgfed.data.federation import Federation
 from pgfed.engine import Backend, Process, Run
 from pgfed.engine.process import available_cores
 from pgfed.engine.ray import Ray
@@ -23,22 +25,9 @@ CLIENTS = 25
 TARGET = 1.3
 
 
-def federation(samples: int) -> Federation:
-    """``samples`` to train on per client, and a third as many to be tested on."""
-    rng = np.random.default_rng(0)
-    each = samples + samples // 3
-    return Federation.from_arrays(
-        rng.integers(0, 256, size=(CLIENTS * each, 3, 32, 32), dtype=np.uint8),
-        rng.integers(0, 10, size=CLIENTS * each),
-        client=np.repeat(np.arange(CLIENTS), each),
-        split=np.tile(np.arange(each) >= samples, CLIENTS),
-        class_names=[str(k) for k in range(10)],
-    )
-
-
-def run(samples: int = 60, rounds: int = 7, workers: int = 0) -> float:
+def run(samples: int = 60, rounds: int = 7, workers: int = 0) -> Iterator[str]:
     """The median over ``rounds`` of: seconds on Ray / seconds on worker processes."""
-    data = federation(samples)
+    data = random_federation(samples, clients=CLIENTS)
     workers = workers or available_cores()
     method = PGFedMo(train=TrainConfig(epochs=1))
 
@@ -55,13 +44,13 @@ def run(samples: int = 60, rounds: int = 7, workers: int = 0) -> float:
         if not np.array_equal(process.server["w"].numpy(), actors.server["w"].numpy()):
             raise AssertionError("Ray and worker processes gave different models")
     ratio = median(on_ray / on_process for on_ray, on_process in pairs)
-    print(
-        f"Ray round / process round: {ratio:.2f} (target: at most {TARGET}); median of {rounds} "
-        f"pairs, {median(p for _, p in pairs):.2f} s per process round, {workers} workers, "
-        f"{CLIENTS} clients x {samples} samples"
+    yield (
+        f"{CLIENTS} clients of {samples} samples, {workers} workers; median of {rounds} pairs, "
+        f"{median(p for _, p in pairs):.2f} s per round on worker processes."
     )
-    return ratio
+    yield ""
+    yield verdict("a round on Ray, times one on worker processes", ratio, TARGET, at_most=True)
 
 
 if __name__ == "__main__":
-    run()
+    show(run())
