@@ -48,6 +48,7 @@ def run(
     out: str | Path | None = None,
     data_root: str | Path | None = None,
     progress: bool = False,
+    tensorboard: bool = False,
     **options: Any,
 ) -> Result:
     """Train one model per client with each method, and compare.
@@ -57,7 +58,10 @@ def run(
     of the experiment file by their last name (``clients=10, alpha=0.3, lr=0.01, seeds=[0, 1]``),
     ``model`` (also a callable), ``data_seed``, ``models``, and
     ``method={"pgfed": {"mu": 0.05}}``. Without ``out`` nothing is written to disk.
+    ``tensorboard``: also write event files to ``out``/tensorboard while it runs.
     """
+    if tensorboard and out is None:
+        raise UserError("tensorboard: needs a run folder to write to; say out=DIR")
     given = {**options, "methods": methods, "rounds": rounds}
     given = {key: value for key, value in given.items() if value is not None}
     model = given.pop("model", None)
@@ -79,21 +83,31 @@ def run(
     )
     runs = len(setup.methods) * len(experiment.seeds)
     with progress_for(sys.stderr, runs, experiment.rounds, quiet=not progress) as shown:
-        return run_setup(setup, folder, shown)
+        return run_setup(setup, folder, shown, tensorboard=tensorboard)
 
 
 def run_setup(
-    setup: Setup, folder: Path | None, progress: Progress, *, resume: bool = False
+    setup: Setup,
+    folder: Path | None,
+    progress: Progress,
+    *,
+    resume: bool = False,
+    tensorboard: bool = False,
 ) -> Result:
     """Run everything; with a folder the models are read back from it, without they are kept.
 
-    ``resume``: go on with what the folder holds.
+    ``resume``: go on with what the folder holds. ``tensorboard``: write event files into it.
     """
     watchers: list[Watcher] = [progress]
     if folder is None:
         kept = _KeptInMemory(setup)
         return Result(setup, execute(setup, watchers, kept), kept.models)
-    with RunFolder(folder, setup, resume=resume, warn=progress.warn) as written:
+    with contextlib.ExitStack() as opened:
+        if tensorboard:
+            from pgfed.tensorboard import TensorBoard
+
+            watchers.append(opened.enter_context(TensorBoard(folder, setup)))
+        written = opened.enter_context(RunFolder(folder, setup, resume=resume, warn=progress.warn))
         outcomes = execute(setup, [written, *watchers], written)
         written.finish(outcomes)
     return Result(
@@ -214,7 +228,7 @@ def _content(given: Mapping[str, Any]) -> dict[str, Any]:
         elif name in OPTIONS:
             key = OPTIONS[name]
         else:
-            raise unknown("option", name, [*OPTIONS, "out", "data_root", "progress"])
+            raise unknown("option", name, [*OPTIONS, "out", "data_root", "progress", "tensorboard"])
         table, _, leaf = key.rpartition(".")
         value = list(value) if isinstance(value, tuple | range) else value
         (content.setdefault(table, {}) if table else content)[leaf] = value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import click
 import typer
 
-from pgfed import __version__, algorithms, sweep_command
+from pgfed import __version__, algorithms, bench_command, sweep_command
 from pgfed.errors import UserError
 from pgfed.flower import commands as federation
 from pgfed.report import commands as report
@@ -44,6 +45,10 @@ Settings = Annotated[
 DataRoot = Annotated[
     Path | None,
     typer.Option(metavar="PATH", help="Where data sets lie; else $PGFED_DATA, else ./data."),
+]
+TensorBoard = Annotated[
+    bool,
+    typer.Option("--tensorboard", help="Also write event files: `tensorboard --logdir DIR`."),
 ]
 
 
@@ -130,6 +135,7 @@ def run(
     go_on: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")
     ] = False,
+    tensorboard: TensorBoard = False,
 ) -> None:
     """Run all methods and seeds of an experiment file (or the built-in one) into a run folder."""
     from pgfed import experiment as experiments
@@ -156,7 +162,7 @@ def run(
     setup = prepare(loaded, root)
     if going_on:
         output.check_same(setup.experiment, folder)
-    _execute(setup, folder, resume=going_on, quiet=quiet, as_json=as_json)
+    _execute(setup, folder, resume=going_on, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
 
 
 @app.command()
@@ -165,6 +171,7 @@ def resume(
     data_root: DataRoot = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    tensorboard: TensorBoard = False,
 ) -> None:
     """Go on with a run that was cut short: the result is that of a run that was not."""
     from pgfed import experiment as experiments
@@ -172,10 +179,12 @@ def resume(
     from pgfed.runner import prepare
 
     setup = prepare(output.started(folder), experiments.data_root(data_root))
-    _execute(setup, folder, resume=True, quiet=quiet, as_json=as_json)
+    _execute(setup, folder, resume=True, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
 
 
-def _execute(setup: Setup, folder: Path, *, resume: bool, quiet: bool, as_json: bool) -> None:
+def _execute(
+    setup: Setup, folder: Path, *, resume: bool, tensorboard: bool, quiet: bool, as_json: bool
+) -> None:
     from pgfed import api, screens
     from pgfed import report as reports
     from pgfed.progress import progress_for
@@ -183,12 +192,16 @@ def _execute(setup: Setup, folder: Path, *, resume: bool, quiet: bool, as_json: 
     experiment = setup.experiment
     runs = len(setup.methods) * len(experiment.seeds)
     progress = progress_for(sys.stderr, runs, experiment.rounds, quiet=quiet)
+    # A scheduler that asks the run to end gets what Ctrl+C gets.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with progress:
-            result = api.run_setup(setup, folder, progress, resume=resume)
+            result = api.run_setup(setup, folder, progress, resume=resume, tensorboard=tensorboard)
     except KeyboardInterrupt:
         message = f"interrupted during {progress.where()}; `pgfed resume {folder}` goes on"
         raise typer.Exit(_fail(message, 130)) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
     page = reports.write_page(folder) if reports.possible() else None
     if as_json:
         print(json.dumps(result.summary, indent=2))
@@ -264,6 +277,6 @@ def data_show(
     screens.clients(clients)
 
 
-for commands in (takehome, report, sweep_command, study):
+for commands in (takehome, report, sweep_command, study, bench_command):
     commands.register(app)
 app.add_typer(federation.app, name="federation")

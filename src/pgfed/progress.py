@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from pgfed.words import duration, percent
 
 if TYPE_CHECKING:
+    from pgfed.engine import Run
     from pgfed.runner import Outcome
 
 EVERY = 2.0  # seconds between two plain lines
@@ -31,13 +32,13 @@ class Progress:
         self.accuracy: float | None = None
         self._images, self._seconds = 0, 0.0
 
-    def begin(self, method: str, seed: int, history: list[dict[str, Any]]) -> None:
+    def begin(self, method: str, seed: int, run: Run) -> None:
         self.method, self.seed = method, seed
         self.accuracy = None
-        self.done += len(history)
+        self.done += len(run.history)
         self._images, self._seconds = 0, 0.0
-        if history:
-            self.tell(f"{method} seed {seed}: going on after round {len(history)}")
+        if run.history:
+            self.tell(f"{method} seed {seed}: going on after round {len(run.history)}")
 
     def skip(self, outcome: Outcome) -> None:
         self.done += len(outcome.history)

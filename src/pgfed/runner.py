@@ -181,8 +181,8 @@ def _check_device(name: str) -> None:
 class Watcher(Protocol):
     """Somebody who is told how a run goes on."""
 
-    def begin(self, method: str, seed: int, history: list[dict[str, Any]]) -> None:
-        """A run starts, or goes on after the rounds of ``history``."""
+    def begin(self, method: str, seed: int, run: Run) -> None:
+        """A run starts, or goes on after the rounds of its history."""
 
     def skip(self, outcome: Outcome) -> None:
         """A run had come to its end before."""
@@ -207,6 +207,7 @@ class Outcome:
     best_round: int | None
     alpha: dict[str, Any] | None
     gain: Floats | None = None  # per client: last10 over Local's under the same seed
+    attackers: frozenset[int] = frozenset()  # who simulated an attack: means are over the others
 
     @classmethod
     def from_rows(
@@ -239,6 +240,7 @@ class Outcome:
             best_accuracy=None if top is None else top["mean_accuracy"],
             best_round=None if top is None else top["round"],
             alpha=alpha,
+            attackers=frozenset(i for i, row in enumerate(rows) if row.get("attacker") == "yes"),
         )
 
     @cached_property
@@ -248,7 +250,8 @@ class Outcome:
         last = [r["mean_accuracy"] for r in scored if r["round"] > len(rounds) - LAST]
         reached = (r["round"] for r in scored if r["mean_accuracy"] >= 0.7)
         train_seconds = sum(r["train_seconds"] for r in rounds)
-        gain_mean, gain_std = mean_std(np.array([]) if self.gain is None else self.gain)
+        gain = self.honest_gain
+        gain_mean, gain_std = mean_std(np.array([]) if gain is None else gain)
         return {
             "method": self.method,
             "seed": self.seed,
@@ -260,17 +263,23 @@ class Outcome:
             "rounds_to_70": next(reached, None),
             "gain_mean": number(gain_mean),
             "gain_std": number(gain_std),
-            "clients_harmed": None if self.gain is None else int((self.gain < 0).sum()),
+            "clients_harmed": None if gain is None else int((gain < 0).sum()),
             "bytes_down": sum(r["bytes_down"] for r in rounds),
             "bytes_up": sum(r["bytes_up"] for r in rounds),
             "images_per_second": sum(r["images"] for r in rounds) / train_seconds,
             "seconds": sum(r["seconds"] for r in rounds),
+            **({"attackers": sorted(self.attackers)} if self.attackers else {}),
         }
+
+    @property
+    def honest_gain(self) -> Floats | None:
+        """The gains of the clients that did not attack."""
+        return None if self.gain is None else np.delete(self.gain, sorted(self.attackers))
 
     @property
     def gained(self) -> int | None:
         """How many clients are better off than alone."""
-        return None if self.gain is None else int((self.gain > 0).sum())
+        return None if self.honest_gain is None else int((self.honest_gain > 0).sum())
 
     def clients(self, federation: Federation) -> list[dict[str, Any]]:
         """One row per client, as in clients.csv."""
@@ -278,18 +287,20 @@ class Outcome:
         for record in self.history:
             took_part[record["cohort"]] += 1
         domains, labels = federation.domains, federation.client_labels
+        n_train, n_test = federation.n_train, federation.n_test
         return [
             {
                 "client": i,
                 "domain": None if domains is None else str(domains[i]),
-                "n_train": int(federation.n_train[i]),
-                "n_test": int(federation.n_test[i]),
+                "n_train": int(n_train[i]),
+                "n_test": int(n_test[i]),
                 "best": number(self.best[i]),
                 "final": number(self.final[i]),
                 "gain_over_local": None if self.gain is None else number(self.gain[i]),
                 "last10": number(self.last10[i]),
                 "rounds": int(took_part[i]),
                 "label": None if labels is None else str(labels[i]),
+                **({"attacker": "yes" if i in self.attackers else "no"} if self.attackers else {}),
             }
             for i in range(self.n_clients)
         ]
@@ -402,7 +413,7 @@ def run_method(
         if checkpoints is not None:
             checkpoints.restore(run, keeper.history(method, seed))
         for watcher in watchers:
-            watcher.begin(method, seed, run.history)
+            watcher.begin(method, seed, run)
         while not run.finished:
             record = run.step()
             if experiment.output.keep == "best" and _is_best(run):
@@ -422,6 +433,7 @@ def run_method(
             best_accuracy=run.best_accuracy if run.best_round else None,
             best_round=run.best_round or None,
             alpha=run.alpha(),
+            attackers=run.attackers,
         )
         compare(outcome, alone)
         if checkpoints is not None:

@@ -151,16 +151,21 @@ def individual_gain(method: Floats, local: Floats) -> Gain:
     each = mean_over_seeds(method - local)
     known = np.sort(each[~np.isnan(each)])
     mean, std = mean_std(known)
-    worst = known[: max(1, len(known) // 10)]
     return Gain(
         per_client=each,
         mean=mean,
         std=std,
-        worst_decile=float(worst.mean()) if len(known) else float("nan"),
+        worst_decile=worst_tenth(known),
         gained=int((known > 0).sum()),
         harmed=int((known < 0).sum()),
         unchanged=int((known == 0).sum()),
     )
+
+
+def worst_tenth(values: Floats) -> float:
+    """The mean over the tenth of the clients that are worst off, at least one."""
+    worst = np.sort(values)[: max(1, len(values) // 10)]
+    return float(worst.mean()) if len(worst) else float("nan")
 
 
 def rounds_to(rounds: Sequence[int], accuracy: Sequence[float | None], target: float) -> int | None:

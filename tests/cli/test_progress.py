@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 from pgfed.progress import Download, LiveProgress, PlainProgress, Progress, progress_for
+
+AT_START = SimpleNamespace(history=[])  # a run without rounds
 
 
 class Terminal(io.StringIO):
@@ -27,7 +30,7 @@ def test_plain_lines_come_every_two_seconds_and_at_the_end() -> None:
     # The start; then twice per round (is a line due, what time is left), once if none is due.
     clock = ticks(0.0, 1.0, 2.5, 2.5, 3.0, 4.0, 4.0).__next__
     progress = PlainProgress(2, 4, stream, clock)
-    progress.begin("pgfed", 3, [])
+    progress.begin("pgfed", 3, AT_START)
     for round, accuracy in enumerate([0.25, None, None, 0.5], start=1):
         progress.round(record(round, accuracy))
     assert stream.getvalue().splitlines() == [
@@ -38,9 +41,9 @@ def test_plain_lines_come_every_two_seconds_and_at_the_end() -> None:
 
 def test_accuracy_starts_anew_with_each_run() -> None:
     progress = Progress(2, 1)
-    progress.begin("local", 0, [])
+    progress.begin("local", 0, AT_START)
     progress.round(record(1, 0.5))
-    progress.begin("pgfed", 0, [])
+    progress.begin("pgfed", 0, AT_START)
     assert progress.accuracy is None
     assert progress.where() == "pgfed, seed 0"
 
@@ -48,7 +51,7 @@ def test_accuracy_starts_anew_with_each_run() -> None:
 def test_a_terminal_gets_a_bar() -> None:
     stream = Terminal()
     with LiveProgress(1, 2, stream) as progress:
-        progress.begin("pgfed", 0, [])
+        progress.begin("pgfed", 0, AT_START)
         progress.round(record(1, 0.25))
         progress.round(record(2, 0.5))
     shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", stream.getvalue())

@@ -143,7 +143,10 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(
     assert contents(out) == expected
 
 
-def test_ctrl_c_says_how_to_go_on(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_says_how_to_go_on(
+    number: signal.Signals, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     exp, expected = whole
     out = tmp_path / "out"
     process = subprocess.Popen(
@@ -152,7 +155,7 @@ def test_ctrl_c_says_how_to_go_on(whole: tuple[Path, dict[str, Any]], tmp_path: 
     while progress(out) < 2:
         assert process.poll() is None
         time.sleep(0.001)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, stderr = process.communicate(timeout=LIMIT)
     assert process.returncode == 130
     assert stderr.decode().splitlines() == [
