@@ -366,12 +366,11 @@ def test_the_command_new_clients(tmp_path: Path, capsys: Any) -> None:
     # The new client is the last of five; it starts from the global model of the other four's run.
     environment = json.loads((out / "environment.json").read_text())
     assert environment["data"]["clients"] == 4
+    division = {"clients": 5, "min_samples": 40, "test_share": 0.7}
     result = package.run(
-        clients=5, new_clients=0.2, min_samples=20, rounds=2, methods=["fedavg"], backend="serial"
+        **division, new_clients=0.2, rounds=2, methods=["fedavg"], backend="serial"
     )
-    everyone, _ = load_federation(
-        from_dict({"data": {"clients": 5, "min_samples": 20}}).data, Path()
-    )
+    everyone, _ = load_federation(from_dict({"data": division}).data, Path())
     test = everyone.test(4)
     x, y = test.batch(slice(None))
     model = result.global_model("fedavg")

@@ -7,7 +7,7 @@ on every engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, ClassVar, Literal
@@ -167,11 +167,32 @@ def sgd(
             extra(step, g)
         task.add_gradient(theta, x, y, g, part=part)
         if clip:
-            speed.add_(g[moved], alpha=clip / max(clip, float(g[moved].norm())))
+            bounded = g[moved]
+            speed.add_(bounded.mul_(clip / bounded.norm().clamp_(min=clip)))
         moving.add_(speed, alpha=-lr)
         if after is not None:
             after(step)
     return theta, v
+
+
+def fine_tuned(
+    task: Task,
+    theta: Tensor,
+    data: Shard,
+    streams: Iterable[Rng],
+    train: TrainConfig,
+    *,
+    purpose: str = "train",
+) -> Iterator[Tensor]:
+    """A new client's model after each epoch of plain SGD, one stream of randomness per epoch.
+
+    As in the authors' code the momentum starts afresh with every epoch.
+    """
+    for rng in streams:
+        with torch.random.fork_rng(devices=[]):  # dropout and the like draw from torch's stream
+            torch.manual_seed(int(rng.generator(f"torch-{purpose}").integers(2**62)))
+            theta, _ = sgd(task, theta, data, rng, train, epochs=1, purpose=purpose)
+        yield theta
 
 
 def mean_gradient(
@@ -187,14 +208,15 @@ def mean_gradient(
     order = rng.permutation(len(data), "gradient")[:used].to(data.y.device)
     total = torch.zeros(task.d, device=task.device)
     piece = torch.zeros_like(total)
-    loss = 0.0
+    losses: list[tuple[float, Tensor]] = []
     for start in range(0, used, GRADIENT_BATCH):
         x, y = data.batch(order[start : start + GRADIENT_BATCH])
         piece.zero_()
         share = len(y) / used
-        loss += share * float(task.add_gradient(theta, x, y, piece, training=False))
+        losses.append((share, task.add_gradient(theta, x, y, piece, training=False)))
         total.add_(piece, alpha=share)
-    return loss, total
+    # Read at the end: a device goes on with the next batch meanwhile.
+    return sum(share * float(loss) for share, loss in losses), total
 
 
 GRADIENT_BATCH = 256
@@ -226,6 +248,10 @@ class Mean:
         """The ids that count, and their vectors (or numbers) ``key`` as the rows of one tensor."""
         ids = sorted(updates)
         return ids, torch.stack([torch.as_tensor(updates[i][key]) for i in ids])
+
+    def left_out(self, updates: Mapping[int, Update]) -> list[int]:
+        """The clients of whose updates nothing counts."""
+        return []
 
     @staticmethod
     def weights(updates: Mapping[int, Update], uniform: bool = False) -> dict[int, float]:

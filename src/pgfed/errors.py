@@ -5,9 +5,28 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 2_000  # characters of a message
 
-class UserError(Exception):
+
+class OneLine(Exception):
+    """Its message is one printable line of bounded length, whatever a file put into it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text))
+
+
+class UserError(OneLine):
     """A mistake in the input. The command line prints its one line and exits with 2."""
+
+
+def one_line(text: str) -> str:
+    """A text of others, fit for a terminal and a log: shortened, control characters spelled out."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
+    if text.isprintable():
+        return text
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} ..."
 
 
 def unknown(what: str, found: str, allowed: Iterable[str]) -> UserError:

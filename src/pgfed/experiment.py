@@ -243,7 +243,11 @@ def _check_variant(name: str, base: object, methods: set[str]) -> None:
         raise UserError(f"{at}: {name!r} is a method; give its variant a name of its own")
     _check_folder("method", name)
     if not isinstance(base, str) or (":" not in base and base not in algorithms.METHODS):
-        raise unknown(at, str(base), [*algorithms.METHODS, "package.module:Class"])
+        raise unknown(
+            at,
+            base if isinstance(base, str) else shown(base),
+            [*algorithms.METHODS, "package.module:Class"],
+        )
 
 
 def _check_folder(key: str, name: str) -> None:
@@ -259,12 +263,14 @@ def _small(experiment: Experiment) -> dict[str, Any]:
     content = {**experiment.document(), "sweep": experiment.sweep}
     domains = experiment.data.partition == "domain"
     content["name"] = f"{experiment.name[:90]}-smoke"
-    content["rounds"] = min(experiment.rounds, 4)
+    # The fewer methods, the more rounds: pairs of clients meet, and it takes as long.
+    content["rounds"] = min(experiment.rounds, max(4, min(48 // len(experiment.methods), 10)))
     content["seeds"] = experiment.seeds[:2]
     content["data"] |= {
         "dataset": "digits-styles" if domains else "digits",
-        "clients": 8 if domains else 10,
-        "min_samples": 20,
+        "clients": 8 if domains else 12,
+        "test_share": 0.7,  # few samples to train on: quick; many to test on: steady
+        "min_samples": 40,
     }
     content["output"]["models"] = "last"
     if experiment.data.partition == "given":

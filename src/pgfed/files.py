@@ -11,13 +11,13 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgfed.errors import UserError
+from pgfed.errors import OneLine, UserError
 
 if TYPE_CHECKING:
     from pgfed.core import State
 
 
-class DamagedFile(Exception):
+class DamagedFile(OneLine):
     """A file of ours that is missing, cut short, or not what was written."""
 
 
@@ -102,7 +102,6 @@ def state_to_bytes(state: State) -> bytes:
 
 def state_from_bytes(data: bytes) -> State:
     """The inverse of `state_to_bytes`; every tensor in memory of its own."""
-    from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
@@ -112,7 +111,7 @@ def state_from_bytes(data: bytes) -> State:
         scalars = json.loads(header["__metadata__"]["scalars"])
         if not all(type(v) in (int, float) for v in scalars.values()):
             raise ValueError("nested values")
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # safetensors, json and torch raise a dozen kinds on damaged bytes
         raise DamagedFile(f"not a state file: {error}") from error
     return {**{k: v.clone() for k, v in tensors.items()}, **scalars}
 

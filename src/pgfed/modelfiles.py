@@ -10,10 +10,10 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from pgfed.data.federation import Federation
@@ -21,6 +21,9 @@ from pgfed.engine import Run
 from pgfed.errors import UserError
 from pgfed.files import sha256, write_atomic
 from pgfed.runner import Setup, number
+
+if TYPE_CHECKING:
+    from pgfed.takehome.manifest import Client, File
 
 FORMAT = 1  # of manifest.json
 GLOBAL = "global.safetensors"
@@ -55,15 +58,40 @@ class ModelsInFolder:
     """Read from the files of a run folder when asked for."""
 
     def __init__(self, folder: Path) -> None:
+        from pgfed.takehome.manifest import read  # which needs this module
+
         self._folder = folder
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        self._files = {row["client"]: row["file"] for row in manifest["clients"]}
+        manifest = read(folder)
+        self._files = {row.client: row for row in manifest.clients}
+        self._shared = manifest.shared
 
     def personal(self, client: int) -> dict[str, Tensor]:
-        return load_file(self._folder / self._files[client])
+        return self._read(self._files.get(client))
 
     def shared(self) -> dict[str, Tensor]:
-        return load_file(self._folder / GLOBAL)
+        return self._read(self._shared)
+
+    def _read(self, row: Client | File | None) -> dict[str, Tensor]:
+        if row is None or row.file is None or row.sha256 is None:
+            raise UserError(f"{self._folder}: holds no such model")
+        return read_model(self._folder / row.file, row.sha256)
+
+
+def read_model(path: Path, digest: str) -> dict[str, Tensor]:
+    """The ``state_dict`` in a model file: only the very bytes that the manifest names."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if sha256(data) != digest:
+        raise UserError(
+            f"{path}: not the file that was written (its SHA-256 is not the one in "
+            "manifest.json): damaged, cut short or replaced"
+        )
+    try:
+        return {name: value.clone() for name, value in load(data).items()}
+    except Exception as error:  # safetensors and torch raise a dozen kinds on hostile bytes
+        raise UserError(f"{path}: not a safetensors file ({error})") from None
 
 
 def write_models(
@@ -107,6 +135,12 @@ def write_models(
 
 def complete_models(folder: Path, rows: list[dict[str, Any]]) -> None:
     """Add to a manifest what was not known of the clients when the models were written."""
+    from pgfed.takehome.manifest import read  # which needs this module
+
+    about = read(folder)
+    clients = {row.client for row in about.clients}
+    if clients != {row["client"] for row in rows}:
+        raise UserError(f"{folder / 'manifest.json'}: not the run's clients; the file is damaged")
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     known = {entry["client"]: entry for entry in manifest["clients"]}
     manifest["clients"] = [{**row, **known[row["client"]]} for row in rows]

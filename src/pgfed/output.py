@@ -14,24 +14,29 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Self
 
 import numpy as np
 import tomli_w
 
+from pgfed import pairs
 from pgfed.data.federation import Federation
 from pgfed.engine import Checkpoints, Run
 from pgfed.environment import environment
 from pgfed.errors import UserError
 from pgfed.experiment import Experiment, load
 from pgfed.files import FolderLock, write_atomic
+from pgfed.history import line_of, read_history, write_history
 from pgfed.modelfiles import complete_models, write_models
 from pgfed.runner import Keeper, Outcome, Setup
 
 # Keys of [engine] that never change the result.
 PLACE = ("backend", "workers", "address", "device", "checkpoint_every", "state_memory")
 SAME_BITS = ("pgfed", "torch", "numpy")  # versions that decide the last bits
+# What comes of reading numbers from a text that is not what was written.
+_DAMAGE = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, csv.Error)
 HEADER = "# Complete: `pgfed run` with this file repeats the run.\n\n"
 
 
@@ -119,17 +124,24 @@ class RunFolder(Keeper):
         with _writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
-            # Found out now rather than after the first round.
-            with tempfile.TemporaryFile(dir=self.path):
-                pass
-            if self._resume and (self.path / "environment.json").is_file():
-                self._check_environment()
-                return self
-            document = tomli_w.dumps(self._setup.experiment.document())
-            write_atomic(self.path / "experiment.toml", HEADER + document)
-            self._json("environment.json", environment(self._setup.federation))
-            self._json("data.json", describe(self._setup.federation))
+            try:
+                self._begin()
+            except BaseException:
+                self._lock.release()
+                raise
         return self
+
+    def _begin(self) -> None:
+        # Found out now rather than after the first round.
+        with tempfile.TemporaryFile(dir=self.path):
+            pass
+        if self._resume and (self.path / "environment.json").is_file():
+            self._check_environment()
+            return
+        document = tomli_w.dumps(self._setup.experiment.document())
+        write_atomic(self.path / "experiment.toml", HEADER + document)
+        self._json("environment.json", environment(self._setup.federation))
+        self._json("data.json", describe(self._setup.federation))
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
@@ -142,7 +154,7 @@ class RunFolder(Keeper):
             then = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
             changed = [k for k in SAME_BITS if then["packages"][k] != now["packages"][k]]
             fingerprint = then["data"]["fingerprint"]
-        except (ValueError, KeyError, TypeError) as error:
+        except _DAMAGE as error:
             raise UserError(f"{self.path / 'environment.json'}: is damaged ({error!r})") from None
         if fingerprint != now["data"]["fingerprint"]:
             raise UserError(
@@ -167,26 +179,43 @@ class RunFolder(Keeper):
 
     def finished(self, method: str, seed: int) -> Outcome | None:
         folder = self.seed_folder(method, seed)
-        try:
-            rows = list(csv.DictReader((folder / "clients.csv").read_text().splitlines()))
-        except FileNotFoundError:
+        if not (folder / "clients.csv").is_file():
             return None
-        history = self.history(method, seed)
-        alpha = None
-        if (folder / "alpha.npz").is_file():
-            with np.load(folder / "alpha.npz", allow_pickle=False) as arrays:
-                alpha = dict(arrays)
+        try:
+            outcome = self._read_outcome(folder, method, seed)
+        except _DAMAGE as error:
+            raise UserError(
+                f"{folder}: its clients.csv or history.jsonl is damaged ({error}); remove "
+                "clients.csv to run it again"
+            ) from None
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
-        return Outcome.from_rows(self._setup.methods[method], method, seed, history, rows, alpha)
+        return outcome
+
+    def _read_outcome(self, folder: Path, method: str, seed: int) -> Outcome:
+        with (folder / "clients.csv").open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        if [row["client"] for row in rows] != list(map(str, range(len(self._setup.federation)))):
+            raise ValueError("not the run's clients")
+        history = self.history(method, seed)
+        if len(history) != self._setup.experiment.rounds:
+            raise ValueError(f"{len(history)} whole rounds")
+        matrix = folder / "alpha.npz"
+        alpha = pairs.read(matrix) if matrix.is_file() else None
+        algorithm = self._setup.methods[method]
+        outcome = Outcome.from_rows(algorithm, method, seed, history, rows, alpha)
+        trial = replace(outcome)  # a copy: what cannot be summed up shows itself now
+        trial.clients(self._setup.federation)
+        json.dumps(trial.summary, allow_nan=False)
+        return outcome
 
     def seed_folder(self, method: str, seed: int) -> Path:
         return self.path / method / f"seed-{seed}"
 
-    def begin(self, method: str, seed: int, history: list[dict[str, Any]]) -> None:
+    def begin(self, method: str, seed: int, run: Run) -> None:
         folder = self.seed_folder(method, seed)
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            write_history(folder / "history.jsonl", history)
+            write_history(folder / "history.jsonl", run.history)
             self._history = self._open.enter_context(
                 (folder / "history.jsonl").open("a", encoding="utf-8")
             )
@@ -194,7 +223,7 @@ class RunFolder(Keeper):
     def round(self, record: dict[str, Any]) -> None:
         assert self._history is not None, "begin() comes before round()"
         with _writing(self.path):
-            self._history.write(_line(record))
+            self._history.write(line_of(record))
             self._history.flush()
             os.fsync(self._history.fileno())
 
@@ -275,29 +304,6 @@ def _writing(path: Path) -> Iterator[None]:
 def describe(federation: Federation) -> dict[str, Any]:
     """Who holds what: the content of data.json."""
     return {"class_names": list(federation.class_names), "clients": federation.table()}
-
-
-def read_history(path: Path) -> list[dict[str, Any]]:
-    """The records of the rounds, as far as they are whole; none if there is no such file."""
-    records: list[dict[str, Any]] = []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                record = json.loads(line)
-                if record["round"] != len(records) + 1:
-                    break
-            except (ValueError, KeyError, TypeError):
-                break  # cut short while it was written
-            records.append(record)
-    return records
-
-
-def write_history(path: Path, records: list[dict[str, Any]]) -> None:
-    write_atomic(path, "".join(map(_line, records)))
-
-
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, allow_nan=False) + "\n"
 
 
 def csv_text(rows: list[dict[str, Any]]) -> str:

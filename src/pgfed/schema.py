@@ -46,7 +46,13 @@ def shown(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, Mapping):
         return "a table"
-    text = repr(value) if isinstance(value, str | int | float | list) else f"{value}"
+    if isinstance(value, int) and value.bit_length() > 64:  # Python will not print a very long one
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, list):
+        inner = ["[...]" if isinstance(item, list) else shown(item) for item in value[:20]]
+        text = f"[{', '.join(inner)}]"
+    else:
+        text = repr(value) if isinstance(value, str | int | float) else f"{value}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -107,8 +113,8 @@ def _explain(model: type[BaseModel], errors: Sequence[Any], at: str) -> UserErro
     names = [part for part in error["loc"] if isinstance(part, str)]
     field = _model(model, names[:-1]).model_fields.get(names[-1])
     what = "a table" if field is None else allowed(field.annotation, field.metadata)
-    options = _options(field.annotation) if field else []
-    near = difflib.get_close_matches(str(error["input"]), options, n=1, cutoff=0.5)
+    options = _options(field.annotation) if field and isinstance(error["input"], str) else []
+    near = difflib.get_close_matches(error["input"], options, n=1, cutoff=0.5) if options else []
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     where = _join(at, *error["loc"])
     return UserError(f"{where}: found {shown(error['input'])}{hint}; allowed: {what}")

@@ -160,7 +160,7 @@ def test_bad_data_ends_a_site_with_one_line(tmp_path):
         timeout=300,
     )
     assert done.returncode == 2
-    assert "none.npz: cannot be read" in done.stderr
+    assert "none.npz does not exist" in done.stderr
 
 
 def test_the_commands_start_without_torch_and_flower():

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from flower import small
 from flower.local_grid import LocalGrid, grid_of
 from flower.small import assert_same_as_serial, checkpoint, history, model_at
-from pgfed import algorithms
+from pgfed import algorithms, report
 from pgfed.engine.robust import make_mean
 from pgfed.errors import UserError
 from pgfed.flower.backend import QuorumError
@@ -22,6 +22,7 @@ from pgfed.flower.records import pack, unpack
 from pgfed.flower.server import Options, conduct
 from pgfed.flower.site import Site
 from pgfed.output import RunFolder
+from pgfed.report import tables
 
 QUICK = Options(round_timeout=1.0)
 
@@ -187,6 +188,10 @@ def test_a_bad_reply_costs_its_site_the_round_and_nothing_else(tmp_path: Path, f
         ("3", "3", "0"), ("3", "2", "1"), ("3", "3", "0")
     ]  # fmt: skip
     assert said in rows[1]["last_failure"]
+    (group,) = report.read([folder.run])
+    (told,) = [row for row in tables.sites(group).rows if row[0].text == "1"]
+    assert [cell.text for cell in told[1:4]] == ["pgfed", "3", "2"]
+    assert said in told[-1].text
 
 
 class Twice(LocalGrid):
@@ -295,6 +300,8 @@ def test_a_claim_recorded_from_another_node_is_worthless(tmp_path: Path):
         ({"signature": b""}, "does not hold that site's key"),
         ({"n_train": -1}, "n_train is -1"),
         ({"n_train": 0}, "no training data"),
+        ({"n_train": 10**12}, "n_train is 1000000000000, allowed at most 100000000"),
+        ({"n_test": 10**8 + 1}, "n_test is 100000001, allowed at most"),
         ({"error": "not today"}, "not today"),
     ],
 )

@@ -227,14 +227,16 @@ def test_data_that_does_not_fit_the_agreement(made, tmp_path):
         np.savez(tmp_path / name, **arrays)
         return f"npz:{tmp_path / name}"
 
-    assert "class '10' is not one of" in refused(made, save("a.npz", x=x, y=y + 1))
-    assert "[1, 9, 9] of uint8" in refused(made, save("b.npz", x=np.zeros((6, 9, 9), "u1"), y=y))
-    assert "[1, 8, 8] of float32" in refused(made, save("c.npz", x=x.astype("f4"), y=y))
+    assert "class: unknown '10'" in refused(made, save("a.npz", x=x, y=y + 1))
+    assert "holds 9x9 grey images (uint8); expected: 8x8 grey images (uint8)" in refused(
+        made, save("b.npz", x=np.zeros((6, 9, 9), "u1"), y=y)
+    )
+    assert "holds 8x8 grey images (float32)" in refused(made, save("c.npz", x=x.astype("f4"), y=y))
     assert "labels must be integers" in refused(made, save("d.npz", x=x, y=y * 1.0))
-    assert "npz:PATH or folder:PATH" in refused(made, "digits")
-    assert "cannot be read" in refused(made, f"npz:{tmp_path / 'none.npz'}")
+    assert "folder:PATH or npz:PATH" in refused(made, "digits")
+    assert "does not exist" in refused(made, f"npz:{tmp_path / 'none.npz'}")
     names = np.array([f"digit {k}" for k in range(10)])
-    assert "class 'digit 0' is not" in refused(made, save("e.npz", x=x, y=y, class_names=names))
+    assert "class: unknown 'digit 0'" in refused(made, save("e.npz", x=x, y=y, class_names=names))
 
 
 def test_one_class_is_enough_for_a_site(made, tmp_path):

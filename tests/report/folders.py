@@ -33,6 +33,7 @@ def make_folder(
     settings: dict[str, Any] | None = None,
     levels: dict[str, float] | None = None,
     dropped: Sequence[dict[str, Any]] = (),
+    flower: bool = False,
     data_seed: int = 0,
 ) -> Path:
     """Write a folder as `pgfed run` does."""
@@ -80,6 +81,8 @@ def make_folder(
             at = path / name / f"seed-{seed}"
             at.mkdir(parents=True)
             _history(at, final, rounds, cohort, RATIOS.get(name, 1.0), dropped)
+            if flower and name != "local":  # which is trained alongside, with no messages
+                _sites(at)
             _clients(at, final, n_train, n_test, domains, labels)
             if name.startswith("pgfed"):
                 _alpha(at, n_train, cohort, seed)
@@ -112,6 +115,28 @@ def _history(
         }
         lines.append(json.dumps(record) + "\n")
     (at / "history.jsonl").write_text("".join(lines))
+
+
+def _sites(at: Path) -> None:
+    """As the server of a federation over Flower adds to the history."""
+    records = [json.loads(line) for line in (at / "history.jsonl").read_text().splitlines()]
+    for record in records:
+        missed = {drop["client"] for drop in record["dropped"]}
+        record["sites"] = {
+            str(i): {"bytes_down": 1_000}
+            if i in missed
+            else {
+                "seconds": 2.0 + i + (record["round"] == 1),
+                "work_seconds": 1.5,
+                "bytes_down": 1_000,
+                "bytes_up": 3_000,
+                "counted": True,
+                "accuracy": 0.5,
+            }
+            for i in record["cohort"]
+        }
+    records[-1]["sites"].setdefault("0", {})["not_scored"] = "the site went away"
+    (at / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
 
 
 def _clients(

@@ -127,6 +127,7 @@ DAMAGES = {
     "history not objects": _damage(HISTORY, lambda p: p.write_text("3\n")),
     "history without a key": _damage(HISTORY, _replace('"images"', '"pictures"')),
     "history with a wrong type": _damage(HISTORY, _replace('"images": 500', '"images": "x"')),
+    "history with odd sites": _damage(HISTORY, _replace('"images"', '"sites": [3], "images"')),
     "history empty": _damage(HISTORY, lambda p: p.write_text("")),
     "clients without a column": _damage(CLIENTS, _replace("last10", "last9")),
     "clients cut short": _damage(CLIENTS, lambda p: p.write_text(p.read_text()[:-30])),

@@ -156,7 +156,7 @@ def test_studies_have_their_figures(tmp_path: Path) -> None:
     assert rates["data"][1]["x"] == [0.1, 1.0]
     assert figures["new-clients"][0][0]["data"][0]["y"] == [50.0, 80.0]
     shown = " ".join(" ".join(Tags(text).text).split())
-    assert "implicit +10.0 points at step length 0.1" in shown
+    assert "implicit: +10.0 points (step length 0.1)" in shown
     assert "The paper: explicit +7.73, implicit +5.40" in shown
     assert "pgfed 80.0 % (paper 82.0 %)" in shown.replace("\u00a0", " ")
 

@@ -37,7 +37,7 @@ def test_results_by_hand(group: Group) -> None:
         "fedavg-local": "4 MB (1.00)",
         "pgfed": "10 MB (2.50)",
     }
-    assert column(table, "images_per_second")["pgfed"] == "2,000"
+    assert column(table, "images_per_second")["pgfed"] == "2,000 (1.00)"
 
 
 def test_the_control_is_beside_pgfed_with_its_interval(group: Group) -> None:
@@ -92,7 +92,59 @@ def test_dropped_replies_are_counted(tmp_path: Path) -> None:
     lost = [{"client": 3, "reason": "lost"}, {"client": 4, "reason": "not finite: w"}]
     (group,) = read([make_folder(tmp_path / "a", methods=["local"], dropped=lost)])
     (row,) = tables.dropped(group).rows
-    assert [cell.text for cell in row] == ["local", "4", "2", "lost: 2; not finite: w: 2"]
+    assert [cell.text for cell in row] == ["local", "4", "3, 4", "2 × lost; 2 × not finite: w"]
+
+
+def test_many_clients_and_reasons_are_cut_short(tmp_path: Path) -> None:
+    """A norm that is too large is told with its value: every reply has a reason of its own."""
+    lost = [{"client": i, "reason": f"w: norm {i}, allowed at most 1"} for i in range(2, 12)]
+    lost.append({"client": 2, "reason": "no reply"})
+    (group,) = read([make_folder(tmp_path / "a", methods=["local"], seeds=[0], dropped=lost)])
+    _, replies, clients, reasons = tables.dropped(group).rows[0]
+    assert (replies.text, clients.text) == ("11", "2, 3, 4, 5, 6, 7, 8, 9 and 2 more")
+    assert reasons.text.count("norm") == 8 - reasons.text.count("no reply")
+    assert reasons.text.endswith("3 × others")
+
+
+def test_sites_of_a_federation_over_flower(tmp_path: Path) -> None:
+    lost = [{"client": 1, "reason": "no reply within 5 s"}]
+    folder = make_folder(
+        tmp_path / "a",
+        methods=["local", "pgfed"],
+        clients=8,
+        rounds=4,
+        labels=[f"clinic {k}" for k in "ABCDEFGH"],
+        dropped=lost,
+        flower=True,
+    )
+    (group,) = read([folder])
+    table = tables.sites(group)
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        # Two seeds of four rounds; the first answer of each takes a second longer.
+        [
+            *("clinic A", "pgfed", "8", "8", "2.25 s", "3 s", "12 s", "8 kB", "24 kB"),
+            "2 × not scored: the site went away",
+        ],
+        [
+            *("clinic B", "pgfed", "8", "6", "3.33 s", "4 s", "9 s", "8 kB", "18 kB"),
+            "2 × no reply within 5 s",
+        ],
+    ]
+    assert "## Site by site" in render([group], Format.md)
+    page = render([group])
+    assert 'id="sites-table"' in page
+    assert 'id="dropped-table"' in page
+    methods, sites = render([group], Format.csv).split("\n\n")
+    assert [row["replies_dropped"] for row in csv.DictReader(io.StringIO(methods))] == ["2", "2"]
+    first, second = csv.DictReader(io.StringIO(sites))
+    assert (first["site"], first["method"], first["slowest"]) == ("clinic A", "pgfed", "3.0")
+    assert (second["bytes_up"], second["failures"]) == ("18000", "2 × no reply within 5 s")
+
+
+def test_simulations_have_no_sites(group: Group) -> None:
+    assert not tables.sites(group)
+    assert "Site by site" not in render([group], Format.md)
+    assert "\n\n" not in render([group], Format.csv)
 
 
 def test_no_dropped_replies_no_table(group: Group) -> None:
@@ -168,8 +220,15 @@ def test_office_home_by_domain(tmp_path: Path) -> None:
     assert column(table, "Real_World_paper")["local"] == "24.50 ± 0.21"
 
 
-def test_other_data_has_no_paper(group: Group) -> None:
-    assert not tables.against_paper(group)
+def test_other_data_has_no_paper_but_for_the_bytes(group: Group, tmp_path: Path) -> None:
+    """They do not depend on the data (E11)."""
+    table = tables.against_paper(group)
+    assert [key for key, _, _ in table.columns] == ["method", "sent", "sent_paper"]
+    assert [[cell.text for cell in row] for row in table.rows] == [["pgfed", "2.50", "2.50"]]
+    assert "The paper has no accuracies of digits, 12 clients" in render([group])
+    (alone,) = read([make_folder(tmp_path / "a", methods=["local", "pgfed"])])
+    assert not tables.against_paper(alone)
+    assert "Beside the paper" not in render([alone])
     assert not tables.domains_against_paper(group)
 
 

@@ -101,6 +101,6 @@ def test_mistakes_are_one_line(grey: Grey, pgfed: Command, tmp_path: Path) -> No
     shutil.copytree(grey[0], tmp_path / "run")
     alpha = tmp_path / "run/pgfed/seed-0/alpha.npz"
     alpha.write_bytes(alpha.read_bytes()[:-200])
-    assert "alpha.npz: not a matrix of weights" in said("run", "--client", 0)
+    assert "alpha.npz: not an npz file" in said("run", "--client", 0)
     alpha.unlink()
     assert "no finished method of the PGFed family" in said("run", "--client", 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -164,16 +166,27 @@ class _ArrayUnpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
 
 
+def _check_steps(data: bytes) -> None:
+    """Look at a pickle's steps before any is taken: what they ask for could exhaust memory.
+
+    A place in the memo is a number that the unpickler allocates up to, and steps newer than these
+    files are of no use in them.
+    """
+    for count, (step, argument, _) in enumerate(pickletools.genops(data)):
+        if step.proto > 4:
+            raise pickle.UnpicklingError(f"it holds the step {step.name}")
+        if step.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= (argument or 0) <= count + 1:
+            raise pickle.UnpicklingError(f"it keeps place {argument} of its memo")
+
+
 def _unpickle(path: Path) -> dict[str, Any]:
     try:
-        check_size(str(path), path.stat().st_size)
-        with path.open("rb") as file:
-            # Written by Python 2: its byte strings are read as latin1.
-            content = _ArrayUnpickler(file, encoding="latin1").load()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except EOFError:
-        raise UserError(f"{path}: the file is cut short") from None
+        data = _bytes(path)
+        if not data:
+            raise UserError(f"{path}: the file is cut short")
+        _check_steps(data)
+        # Written by Python 2: its byte strings are read as latin1.
+        content = _ArrayUnpickler(io.BytesIO(data), encoding="latin1").load()
     except UserError:
         raise
     except Exception as error:  # a hostile pickle can raise anything

@@ -232,12 +232,18 @@ def _own_path(name: str, path: str, root: Path | None) -> Path:
 
 def _npz(name: str, path: Path) -> Dataset:
     arrays = npz.read(path, ("x", "y"), ("client", "domain", "split", "class_names"))
-    class_names = arrays.pop("class_names", None)
-    if class_names is not None and (class_names.ndim != 1 or class_names.dtype.kind != "U"):
+    class_names = own_class_names(name, arrays)
+    return Dataset.from_arrays(name, **arrays, class_names=class_names)
+
+
+def own_class_names(name: str, arrays: dict[str, NDArray[Any]]) -> list[str] | None:
+    """What an npz file calls its classes, taken out of its arrays."""
+    found = arrays.pop("class_names", None)
+    if found is None:
+        return None
+    if found.ndim != 1 or found.dtype.kind != "U":
         raise UserError(f"{name}: class_names must be one string per class")
-    return Dataset.from_arrays(
-        name, **arrays, class_names=None if class_names is None else class_names.tolist()
-    )
+    return [str(label) for label in found]
 
 
 def _folder(name: str, path: Path, image_size: int | None) -> Dataset:

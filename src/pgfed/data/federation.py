@@ -110,15 +110,15 @@ class Federation:
         start, stop = self.bounds[client, part : part + 2].tolist()
         return Shard(self.x[start:stop], self.y[start:stop])
 
-    @property
+    @cached_property
     def n_train(self) -> Ints:
         return self.bounds[:, 1] - self.bounds[:, 0]
 
-    @property
+    @cached_property
     def n_validation(self) -> Ints:
         return self.bounds[:, 2] - self.bounds[:, 1]
 
-    @property
+    @cached_property
     def n_test(self) -> Ints:
         return self.bounds[:, 3] - self.bounds[:, 2]
 

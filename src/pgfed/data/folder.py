@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -145,7 +146,7 @@ def opened(path: Path) -> Iterator[Image.Image]:
         with warnings.catch_warnings():
             # Pillow warns of large images; the limit below refuses them.
             warnings.simplefilter("ignore")
-            with Image.open(path, formats=FORMATS) as image:
+            with _File(path) as file, Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise UserError(
                         f"{path}: {image.width}x{image.height} pixels; "
@@ -163,5 +164,22 @@ def opened(path: Path) -> Iterator[Image.Image]:
         ) from None
     except Image.DecompressionBombError:
         raise UserError(f"{path}: too many pixels; allowed: {MAX_PIXELS:,}") from None
-    except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise UserError(f"{path}: the image is damaged or cannot be read ({error})") from None
+    except UserError:
+        raise
+    except Exception as error:  # Pillow's decoders raise a dozen kinds on damaged files
+        raise UserError(
+            f"{path}: the image is damaged or cannot be read ({error or type(error).__name__})"
+        ) from None
+
+
+class _File(io.BufferedReader):
+    """A file of which nobody reads more than there is: Python would allocate what is asked for,
+    and that is what a damaged image claims."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path))
+        self._size = path.stat().st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, self._size - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left))

@@ -19,6 +19,7 @@ PAIRS = (
     ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 )
+_PIECE = 1 << 20  # bytes read at a time
 
 
 def find(folder: Path) -> list[tuple[Path, Path]] | None:
@@ -84,7 +85,10 @@ def _parse(path: Path, file: BinaryIO, ndim: int) -> NDArray[np.uint8]:
     shape = tuple(int(n) for n in np.frombuffer(header[4:], dtype=">u4"))
     size = math.prod(shape)
     check_size(str(path), size)
-    data = file.read(size + 1)
+    # In pieces: one read would allocate what the header claims.
+    data = bytearray()
+    while len(data) <= size and (piece := file.read(min(_PIECE, size + 1 - len(data)))):
+        data += piece
     if len(data) < size:
         raise UserError(f"{path}: the file is cut short ({len(data)} of {size} bytes of data)")
     if len(data) > size:

@@ -64,11 +64,25 @@ def _read_member(where: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
         if dtype.itemsize == 0 or size != info.file_size - file.tell():
             raise UserError(f"{where} is damaged (its size does not match its header)")
         flat = np.frombuffer(file.read(), dtype=dtype)
-    return flat.reshape(shape, order="F" if fortran else "C")
+    if dtype.kind == "U":
+        _check_text(where, flat)
+    try:
+        return flat.reshape(shape, order="F" if fortran else "C")
+    except (ValueError, OverflowError):  # negative numbers, too many of them, or too large
+        raise UserError(f"{where} is damaged (no array has the shape of its header)") from None
+
+
+def _check_text(where: str, flat: NDArray[Any]) -> None:
+    """numpy keeps whatever code points a file holds; Python fails later on those that are none."""
+    points = flat.view(np.dtype(np.uint32).newbyteorder(flat.dtype.byteorder))
+    if ((points > 0x10FFFF) | ((points >= 0xD800) & (points < 0xE000))).any():
+        raise UserError(f"{where} is damaged (it holds what is no text)")
 
 
 def _read_header(where: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     try:
         return _HEADERS[npy.read_magic(file)](file)
-    except (ValueError, KeyError):
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError):
+        raise
+    except Exception:  # the header is Python source: parsing it can raise anything
         raise UserError(f"{where} is not a plain numpy array") from None

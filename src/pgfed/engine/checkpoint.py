@@ -14,6 +14,8 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from pgfed.core import State
 from pgfed.engine.store import ClientStore, Entry
 from pgfed.files import DamagedFile, read_state, sha256, state_to_bytes, write_atomic
@@ -128,6 +130,7 @@ class Checkpoints:
                 entries = [Entry(c, r, None, digest) for c, r, digest in body["clients"]]
                 for entry in entries:
                     read_state(self.clients / entry.file, entry.sha256 or "")
+                _check_fits(cut, [entry.client for entry in entries], run)
             except DamagedFile as damage:
                 self._warn(f"checkpoint {path}: {damage}; going back to the one before")
                 path.unlink(missing_ok=True)
@@ -147,6 +150,37 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         body: dict[str, Any] = json.loads(text)
         if body["format"] != FORMAT:
             raise ValueError(f"format {body['format']!r}, expected {FORMAT}")
-    except (OSError, ValueError, KeyError) as error:
+        numbers = [body["round"], body["best_round"]]
+        digests = [body["server"]]
+        for client, round, digest in body["clients"]:
+            numbers += [client, round]
+            digests.append(digest)
+        if not all(type(n) is int and 0 <= n < 10**9 for n in numbers):
+            raise ValueError("its rounds and clients are no numbers")
+        if not all(type(d) is str for d in digests) or type(body["best_accuracy"]) is not float:
+            raise ValueError("its checksums or its best accuracy are none")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedFile(f"{path.name}: {error}") from error
     return body
+
+
+def _check_fits(cut: State, clients: list[int], run: Run) -> None:
+    """A sound file may still be another run's: nothing is taken over before that is clear."""
+    here, _ = run.snapshot()
+    n = run.info.clients
+    for key, value in here.items():
+        found = cut.get(key)
+        if key.startswith("server."):
+            fits = type(found) is type(value)
+        elif not isinstance(value, Tensor) or not isinstance(found, Tensor):
+            fits = False
+        elif key == "run.unscored":
+            fits = found.dtype == value.dtype and found.dim() == 1
+            fits = fits and all(0 <= i < n for i in found.tolist())
+        else:  # per client, or the last rounds' rows of that
+            fits = found.dtype == value.dtype and found.shape[-1:] == value.shape[-1:] == (n,)
+            fits = fits and found.dim() == value.dim()
+        if not fits:
+            raise DamagedFile(f"{key}: not what this run saves")
+    if not all(i < n for i in clients):
+        raise DamagedFile("it knows more clients than there are")

@@ -66,7 +66,7 @@ class ClientSide:
             # Dropout and the like draw from torch's global stream: keyed here, put back after.
             with torch.random.fork_rng(devices=[]), one_thread():
                 key = generator(self.seed, f"torch-{stage}", client, round)
-                torch.manual_seed(int(key.integers(2**62)))
+                _seed_torch(int(key.integers(2**62)), self.task.device)
                 return work(client, round, state, message)
         except UserError:
             raise
@@ -122,6 +122,14 @@ def on_device(values: State, device: torch.device) -> State:
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()}
 
 
+def _seed_torch(seed: int, device: torch.device) -> None:
+    if device.type == "cpu":
+        # torch.manual_seed formats a stack trace per kind of device: longer than a small batch.
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Compute with one thread: results must not depend on how many there are."""
@@ -142,6 +150,7 @@ def keep_memory() -> None:
         try:
             libc = ctypes.CDLL("libc.so.6")
             libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
-            libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+            # M_MMAP_THRESHOLD; older versions of glibc refuse more than 32 MiB.
+            libc.mallopt(-3, 1 << 30) or libc.mallopt(-3, 1 << 25)
         except (OSError, AttributeError):
             pass  # another C library: nothing to tune

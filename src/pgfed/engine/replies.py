@@ -12,6 +12,7 @@ from pgfed.core import Kind, Message, State, Update
 from pgfed.task import Layout
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
+MAX_SAMPLES = 10**8  # nobody holds more: a larger claim is a mistake, or wants to outweigh others
 
 
 def collect(
@@ -106,7 +107,7 @@ def score_refusal(scores: State) -> str | None:
     """Why a client's scores must not be used. A loss may be anything: models do diverge."""
     for part in ("test", "validation"):
         n, correct, loss = (scores.get(f"{part}_{key}") for key in ("n", "correct", "loss"))
-        if type(n) is not int or type(correct) is not int or not 0 <= correct <= n:
+        if type(n) is not int or type(correct) is not int or not 0 <= correct <= n <= MAX_SAMPLES:
             return f"{_shown(correct)} correct of {_shown(n)} {part} samples"
         if type(loss) is not float:
             return f"{part}_loss: {_shown(loss)} is not a number"

@@ -135,6 +135,10 @@ class Krum(Mean):
     def each(self, updates: Mapping[int, Update], key: str) -> tuple[list[int], Tensor]:
         return super().each(self._kept(updates, key), key)
 
+    def left_out(self, updates: Mapping[int, Update]) -> list[int]:
+        kept = self._kept(updates, self.judged[0]) if self.judged else updates
+        return sorted(updates.keys() - kept.keys())
+
     def _kept(self, updates: Mapping[int, Update], key: str) -> dict[int, Update]:
         ids = sorted(updates)
         n = len(ids)

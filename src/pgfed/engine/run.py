@@ -92,7 +92,7 @@ class Run:
         self.accuracy = np.full(n, np.nan)
         self.loss = np.full(n, np.nan)
         self.validation_accuracy = np.full(n, np.nan)
-        self._unscored = set(range(n))
+        self._unscored = np.ones(n, dtype=np.bool_)
         self.best_round = 0
         self.best_accuracy = -1.0
         self.best_accuracy_per_client = np.full(n, np.nan)
@@ -146,17 +146,19 @@ class Run:
             updates[i] = update
             states[i] = state
         self.server = self.algorithm.aggregate(self.server, updates, self._mean)
+        left_out = self._mean.left_out(updates)
         # Only now do the clients' new states count: a reply that was dropped leaves the old one.
         for i, state in states.items():
             self.store.put(i, t, state)
         self.backend.commit(t, list(states))
-        self._unscored |= states.keys()
+        self._unscored[list(states)] = True
         self.round = t
 
         scores = self._score(dropped) if self._scored(t) else {}
         if t > self.rounds - LAST_ROUNDS:
             self.last_accuracies = np.vstack([self.last_accuracies, self.accuracy])
-        images = sum(self.algorithm.images(int(self.federation.n_train[i])) for i in results)
+        sizes = self.federation.n_train
+        images = sum(self.algorithm.images(int(sizes[i])) for i in results)
         return {
             "round": t,
             "cohort": cohort,
@@ -170,6 +172,7 @@ class Run:
             "bytes_eval": scores.get("bytes_eval", 0),
             "bytes_by_key": {"down": dict(down), "up": dict(up)},
             "dropped": dropped,
+            "left_out": left_out,
             "images": images,
             "train_seconds": train_seconds,
             "client_seconds": {i: results[i][2]["seconds"] for i in sorted(results)},
@@ -191,7 +194,7 @@ class Run:
         What cannot be a score is added to ``dropped``; the client's last one stands.
         """
         public = self.algorithm.public(self.server)
-        clients = range(self.info.clients) if public else sorted(self._unscored)
+        clients = range(self.info.clients) if public else np.flatnonzero(self._unscored).tolist()
         for i, (s,) in self._map("score", clients, public):
             reason = score_refusal(s)
             if reason is not None:
@@ -202,7 +205,7 @@ class Run:
                 self.loss[i] = s["test_loss"] / s["test_n"]
             if s["validation_n"]:
                 self.validation_accuracy[i] = s["validation_correct"] / s["validation_n"]
-            self._unscored.discard(i)
+            self._unscored[i] = False
         mean = self._mean_of(self.accuracy)
         if mean is not None and (mean > self.best_accuracy or self.algorithm.scored_last):
             self.best_round, self.best_accuracy = self.round, mean
@@ -245,7 +248,7 @@ class Run:
         """What `restore` needs beside the clients' states and the history: tensors, and JSON."""
         cut = {f"server.{k}": v for k, v in self.server.items()}
         cut |= {f"run.{k}": torch.from_numpy(getattr(self, k).copy()) for k in self._SCORES}
-        cut["run.unscored"] = torch.tensor(sorted(self._unscored), dtype=torch.int64)
+        cut["run.unscored"] = torch.from_numpy(np.flatnonzero(self._unscored))
         return cut, {"best_round": self.best_round, "best_accuracy": self.best_accuracy}
 
     def restore(self, cut: State, meta: dict[str, Any]) -> None:
@@ -254,7 +257,8 @@ class Run:
         self.server = on_device(server, self.task.device)
         for k in self._SCORES:
             setattr(self, k, cut[f"run.{k}"].numpy())
-        self._unscored = set(cut["run.unscored"].tolist())
+        self._unscored[:] = False
+        self._unscored[cut["run.unscored"].numpy()] = True
         self.round = meta["round"]
         self.best_round, self.best_accuracy = meta["best_round"], meta["best_accuracy"]
 

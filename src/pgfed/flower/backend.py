@@ -22,7 +22,7 @@ from pgfed.engine.backend import Backend, Payload
 from pgfed.engine.client import ClientSide
 from pgfed.engine.replies import score_refusal
 from pgfed.flower import records
-from pgfed.flower.records import BadRecord, Head, pack, unpack
+from pgfed.flower.records import BadRecord, Head, pack, pull, unpack
 from pgfed.flower.seats import MESSAGE, Seats
 from pgfed.flower.status import Status
 from pgfed.models import Factory
@@ -151,13 +151,15 @@ class Flower(Backend):
                 self._miss(stage, client, "the message could not be sent")
         end = time.monotonic() + self._timeout
         while asked and time.monotonic() < end:
-            replies = list(self._grid.pull_messages(list(asked)))
-            for reply in replies:
+            replies = list(pull(self._grid, list(asked)))
+            for name, reply in replies:
                 # A reply that comes twice is not in `asked` any more.
-                client, head, sent = asked.pop(reply.metadata.reply_to_message_id, (-1, {}, 0.0))
+                client, head, sent = asked.pop(name, (-1, {}, 0.0))
                 if client < 0:
                     continue
                 try:
+                    if isinstance(reply, BadRecord):
+                        raise reply
                     result = self._read(stage, client, head, reply, sent)
                 except BadRecord as error:
                     self._miss(stage, client, str(error))

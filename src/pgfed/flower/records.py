@@ -7,14 +7,18 @@ conversions are not used, so nothing that is received is ever given to a deseria
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from torch import Tensor
 
 from pgfed.core import State
+from pgfed.errors import OneLine
 
 RAW = "pgfed/little-endian"
 _TYPES: dict[str, tuple[torch.dtype, np.dtype[Any]]] = {
@@ -24,10 +28,13 @@ _TYPES: dict[str, tuple[torch.dtype, np.dtype[Any]]] = {
 }
 _NAMES = {dtype: name for name, (dtype, _) in _TYPES.items()}
 
+# What Flower's own reading of a made-up message can end in; a broken connection is none of these.
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, DecodeError)
+
 Head = dict[str, Any]  # what a message is about: strings, numbers, bytes
 
 
-class BadRecord(Exception):
+class BadRecord(OneLine):
     """What was received is not a message of ours; says why."""
 
 
@@ -64,6 +71,19 @@ def unpack(content: RecordDict) -> tuple[Head, dict[str, State]]:
     return head, parts
 
 
+def pull(grid: Grid, names: Iterable[str]) -> Iterator[tuple[str, Message | BadRecord]]:
+    """The replies that are there, each with the name of the message that it answers.
+
+    Fetched one by one: one that Flower itself cannot read must not take the others along.
+    """
+    for name in names:
+        try:
+            for reply in grid.pull_messages([name]):
+                yield reply.metadata.reply_to_message_id, reply
+        except _UNREADABLE as error:
+            yield name, BadRecord(f"Flower cannot read its reply ({type(error).__name__})")
+
+
 def size(content: RecordDict) -> int:
     """Bytes of the arrays in a message."""
     return sum(
@@ -98,6 +118,8 @@ def _tensor(where: str, array: Array) -> Tensor:
     shape = tuple(array.shape)
     dtype, plain = _TYPES[array.dtype]
     if len(shape) > 4 or any(type(n) is not int or n < 0 for n in shape):
+        raise BadRecord(f"{where}: shape {shape}")
+    if math.prod(n or 1 for n in shape) >= 2**62:  # torch fails on 0 x 2**70, though it is nothing
         raise BadRecord(f"{where}: shape {shape}")
     if len(array.data) != math.prod(shape) * plain.itemsize:
         raise BadRecord(f"{where}: {len(array.data)} bytes do not make {shape} of {array.dtype}")

@@ -17,9 +17,10 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from pgfed.data.federation import Federation
+from pgfed.engine.replies import MAX_SAMPLES
 from pgfed.flower.folder import FederationFolder
 from pgfed.flower.keys import holds_claim, load_public
-from pgfed.flower.records import BadRecord, Head, field, pack, unpack
+from pgfed.flower.records import BadRecord, Head, field, pack, pull, unpack
 from pgfed.flower.status import Status
 
 LOOK = 1.0  # seconds between two looks at who is there
@@ -75,8 +76,8 @@ class Seats:
         known = set(self._node.values()) | waiting | (set(self._refused) - late)
         for node in sorted(self._online - known):
             self._greet(node, now)
-        for reply in self._grid.pull_messages(list(self._asked)) if self._asked else ():
-            asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+        for name, reply in pull(self._grid, list(self._asked)):
+            asked = self._asked.pop(name, None)
             if asked is not None:
                 self._hear(asked[0], asked[1], reply)
         for message, (_, _, when) in list(self._asked.items()):
@@ -100,9 +101,11 @@ class Seats:
         if name:
             self._asked[name] = (node, nonce, now)
 
-    def _hear(self, node: int, nonce: str, reply: Message) -> None:
+    def _hear(self, node: int, nonce: str, reply: Message | BadRecord) -> None:
         self._refused.pop(node, None)
         try:
+            if isinstance(reply, BadRecord):
+                raise reply
             if reply.has_error():
                 raise BadRecord(f"{reply.error.reason} (code {reply.error.code})")
             head, _ = unpack(reply.content)
@@ -127,8 +130,9 @@ class Seats:
         if not holds_claim(self._keys[client], signature, client, node, self._run, nonce):
             raise BadRecord(f"it claims to be client {client} but does not hold that site's key")
         for part in ("train", "validation", "test"):
-            if not 0 <= field(head, f"n_{part}", int) <= 10**12:
-                raise BadRecord(f"client {client}: n_{part} is {head[f'n_{part}']}")
+            n = field(head, f"n_{part}", int)
+            if not 0 <= n <= MAX_SAMPLES:
+                raise BadRecord(f"client {client}: n_{part} is {n}, allowed at most {MAX_SAMPLES}")
         if not head["n_train"]:
             raise BadRecord(f"client {client} has no training data")
         return client

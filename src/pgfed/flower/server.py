@@ -257,7 +257,7 @@ def _read_files(models: Path) -> dict[int, dict[str, str]]:
 class _Watcher:
     """Adds to the records of rounds what only a real federation has."""
 
-    def begin(self, method: str, seed: int, history: list[dict[str, Any]]) -> None:
+    def begin(self, method: str, seed: int, run: Run) -> None:
         """Nothing to say."""
 
     def skip(self, outcome: Outcome) -> None:
@@ -273,10 +273,10 @@ class _Sites(_Watcher):
     def __init__(self, backend: Flower, status: Status, rounds: int) -> None:
         self._backend, self._status, self._rounds = backend, status, rounds
 
-    def begin(self, method: str, seed: int, history: list[dict[str, Any]]) -> None:
-        if history:
-            self._status.tell(f"{method}, seed {seed}: going on after round {len(history)}")
-        rounds, done = self._rounds, len(history)
+    def begin(self, method: str, seed: int, run: Run) -> None:
+        rounds, done = self._rounds, run.round
+        if done:
+            self._status.tell(f"{method}, seed {seed}: going on after round {done}")
         self._status.write(state="running", method=method, seed=seed, round=done, rounds=rounds)
 
     def round(self, record: dict[str, Any]) -> None:

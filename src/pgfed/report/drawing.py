@@ -97,7 +97,8 @@ def layout_of(x: str, y: str) -> dict[str, Any]:
     return {
         "xaxis": axis(x),
         "yaxis": axis(y),
-        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        # plotly hides a last tick label for which there is no room on the right.
+        "margin": {"l": 8, "r": 18, "t": 8, "b": 8},
         "hovermode": "closest",
         "showlegend": False,
     }

@@ -87,8 +87,8 @@ def curves(group: Group, style: Style) -> Figure:
         caption += " Thick: mean over seeds; thin: single seeds."
     if last.rounds:
         caption += (
-            f" Highest over the last ten rounds: {leader.label}, at {percent(last.accuracy[-1])} "
-            f"in round {last.rounds[-1]}."
+            f" Highest over the last ten rounds: {leader.label}, which ends at "
+            f"{percent(last.accuracy[-1])} in round {last.rounds[-1]}."
         )
     layouts = [
         layout_of("round", "accuracy in %"),

@@ -20,7 +20,7 @@ CSV_COLUMNS = (
     *("gain", "gain_low", "gain_high", "gain_std_clients", "gain_worst_decile"),
     *("clients_gained", "clients_lost", "clients_unchanged"),
     *("over_control", "over_control_low", "over_control_high"),
-    *("bytes", "images_per_second"),
+    *("bytes", "images_per_second", "replies_dropped"),
 )
 
 
@@ -36,6 +36,8 @@ def all_tables(groups: Sequence[Group]) -> Iterator[tuple[str, Table]]:
             "Rounds to an accuracy": tables.speed(group),
             "By domain": tables.domains(group),
             "The matrix A": tables.matrix(group),
+            "Site by site": tables.sites(group),
+            "Attack and defence": tables.attack(group),
             "Replies that did not count": tables.dropped(group),
             "Beside the paper": tables.against_paper(group),
             "Beside the paper, by domain": tables.domains_against_paper(group),
@@ -86,7 +88,10 @@ def _md(text: str) -> str:
 
 
 def comma_separated(groups: Sequence[Group]) -> str:
-    """One row per federation and method, plain numbers: for spreadsheets and scripts."""
+    """One row per federation and method, plain numbers: for spreadsheets and scripts.
+
+    For federations over Flower a second table follows after an empty line: a row per site.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
@@ -105,7 +110,15 @@ def comma_separated(groups: Sequence[Group]) -> str:
                 + _csv_interval(over_control)
                 + [f"{method.sent():.0f}"]
                 + _numbers(method.images_per_second() or float("nan"))
+                + [sum(len(run.history.dropped) for run in method.runs.values())]
             )
+    sites = [(group.title, table) for group in groups if (table := tables.sites(group))]
+    for k, (title, table) in enumerate(sites):
+        if k == 0:
+            writer.writerows([[], ["federation", *(key for key, _, _ in table.columns)]])
+        for site, *cells, failures in table.rows:
+            numbers = ["" if cell.value is None else cell.value for cell in cells]
+            writer.writerow([title, site.text, *numbers, failures.text if failures.value else ""])
     return text.getvalue()
 
 

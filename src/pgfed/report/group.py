@@ -113,6 +113,11 @@ class Group:
     def clients(self) -> Clients:
         return self.folders[0].clients
 
+    @property
+    def attacked(self) -> bool:
+        """Whether some clients of some run simulated an attack."""
+        return any(run.attackers for method in self.methods for run in method.runs.values())
+
     def find(self, name: str, like: Method) -> Method | None:
         """The method of this name whose settings are nearest to those of `like`."""
         found = [method for method in self.methods if method.base == name]

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from pgfed import algorithms, experiment
+from pgfed import algorithms, experiment, pairs
 from pgfed.errors import UserError
 from pgfed.experiment import Experiment
+from pgfed.history import read_history
 from pgfed.stats import Floats, Ints, Pairs
 
+NO_ATTACK = "none"
 COLUMNS = ("client", "n_train", "n_test", "best", "final", "last10")
 
 
@@ -36,6 +38,19 @@ class Clients:
 
 
 @dataclass(frozen=True)
+class Site:
+    """What the rounds of a run over Flower were like with one site."""
+
+    asked: int  # rounds
+    counted: int  # of these, the ones whose update was used
+    seconds: list[float]  # from asking for an update to having it, where it came
+    work_seconds: float  # of all that, training
+    bytes_down: int
+    bytes_up: int
+    failures: list[str]  # why a reply did not count, a score did not come, a state was lost
+
+
+@dataclass(frozen=True)
 class History:
     """The rounds of one method under one seed."""
 
@@ -46,7 +61,9 @@ class History:
     train_seconds: float
     seconds: float
     dropped: list[tuple[int, int, str]]  # round, client, reason
+    left_out: list[tuple[int, int]]  # round, client: by the aggregation, not refused
     clients: Floats | None  # scored rounds x clients: accuracies, where the history has them
+    sites: dict[int, Site]  # by client; of a federation over Flower
 
 
 @dataclass(frozen=True)
@@ -55,10 +72,12 @@ class SeedRun:
 
     seed: int
     history: History
-    last10: Floats  # per client: mean of the last ten rounds
-    best: Floats  # per client: in the round whose mean was best on test data
+    # Per client; NaN for attackers, whose own models nobody asks about.
+    last10: Floats  # mean of the last ten rounds
+    best: Floats  # in the round whose mean was best on test data
     final: Floats
     alpha: Pairs | None
+    attackers: frozenset[int]  # clients that simulated an attack
 
 
 @dataclass(frozen=True)
@@ -104,7 +123,18 @@ class Folder:
             **{f"model.{k}": v for k, v in e.model.model_dump().items() if v is not None},
             **e.train.model_dump(),
             **{k: v for k, v in e.method.get(method, {}).items() if k != experiment.BASE},
+            "aggregation": e.engine.aggregation,
+            "attack": self.attack,
         }
+
+    @property
+    def attack(self) -> str:
+        """What some clients did to the others, in words."""
+        told = self.experiment.attack
+        if told.kind == "none":
+            return NO_ATTACK
+        strength = "" if told.kind == "label-flip" else f" x{told.strength:g}"
+        return f"{told.kind}{strength} by {100 * told.share:g} %"
 
     def base(self, method: str) -> str:
         """The registered method that this one is, or is a variant of."""
@@ -127,7 +157,9 @@ def load(path: Path) -> Folder:
         for seed in found.seeds:
             at = path / method / f"seed-{seed}"
             if not (at / "clients.csv").is_file():
-                unfinished.append((method, seed, len(read_history(at / "history.jsonl"))))
+                unfinished.append(
+                    (method, seed, len(read_history(at / "history.jsonl", strict=True)))
+                )
                 continue
             rows = _read_clients(at / "clients.csv", len(table) or None)
             if not table:
@@ -154,34 +186,23 @@ def load(path: Path) -> Folder:
 
 
 def _seed_run(at: Path, seed: int, rows: Sequence[Mapping[str, str]]) -> SeedRun:
-    def column(name: str) -> Floats:
-        return _column(rows, name, at / "clients.csv")
+    attackers = frozenset(i for i, row in enumerate(rows) if row.get("attacker") == "yes")
 
+    def column(name: str) -> Floats:
+        values = _column(rows, name, at / "clients.csv")
+        values[sorted(attackers)] = np.nan
+        return values
+
+    told = at / "history.jsonl"
     return SeedRun(
         seed=seed,
-        history=_history(read_history(at / "history.jsonl"), at / "history.jsonl"),
+        history=_history(read_history(told, strict=True), told),
         last10=column("last10"),
         best=column("best"),
         final=column("final"),
         alpha=_read_alpha(at / "alpha.npz", len(rows)),
+        attackers=attackers,
     )
-
-
-def read_history(path: Path) -> list[dict[str, Any]]:
-    """The lines of history.jsonl so far; a last line that is still being written is left out."""
-    if not path.is_file():
-        return []
-    *lines, _ = _text(path).split("\n")
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            raise UserError(f"{path}: line {number} is not JSON; the file is damaged") from None
-        if not isinstance(record, dict):
-            raise UserError(f"{path}: line {number} is not an object; the file is damaged")
-        records.append(record)
-    return records
 
 
 def _history(records: Sequence[Mapping[str, Any]], path: Path) -> History:
@@ -201,12 +222,36 @@ def _history(records: Sequence[Mapping[str, Any]], path: Path) -> History:
                 for r in records
                 for d in r["dropped"]
             ],
+            left_out=[(int(r["round"]), int(i)) for r in records for i in r.get("left_out", ())],
             clients=_client_curves([r for r in records if r["mean_accuracy"] is not None]),
+            sites=_sites(records),
         )
     except KeyError as error:
         raise UserError(f"{path}: a record has no {error.args[0]!r}; the file is damaged") from None
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{path}: a record is damaged ({error})") from None
+
+
+def _sites(records: Sequence[Mapping[str, Any]]) -> dict[int, Site]:
+    told = [record for record in records if "sites" in record]
+    clients = {int(i) for r in told for i in [*r["cohort"], *r["sites"]]}
+    return {i: _site(i, told) for i in sorted(clients)}
+
+
+def _site(client: int, records: Sequence[Mapping[str, Any]]) -> Site:
+    facts = [record["sites"].get(str(client), {}) for record in records]
+    failures = [str(d["reason"]) for r in records for d in r["dropped"] if d["client"] == client]
+    failures += [f"not scored: {f['not_scored']}" for f in facts if "not_scored" in f]
+    failures += ["had lost its state and began afresh" for f in facts if f.get("afresh")]
+    return Site(
+        asked=sum(client in record["cohort"] for record in records),
+        counted=sum(bool(f.get("counted")) for f in facts),
+        seconds=[float(f["seconds"]) for f in facts if f.get("seconds")],
+        work_seconds=sum(float(f.get("work_seconds", 0)) for f in facts),
+        bytes_down=sum(int(f.get("bytes_down", 0)) for f in facts),
+        bytes_up=sum(int(f.get("bytes_up", 0)) for f in facts),
+        failures=failures,
+    )
 
 
 def _client_curves(scored: Sequence[Mapping[str, Any]]) -> Floats | None:
@@ -217,10 +262,13 @@ def _client_curves(scored: Sequence[Mapping[str, Any]]) -> Floats | None:
 
 def _read_clients(path: Path, expected: int | None) -> list[dict[str, str]]:
     reader = csv.DictReader(io.StringIO(_text(path), newline=""))
-    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    try:
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        rows = list(reader)
+    except csv.Error as error:
+        raise UserError(f"{path}: not a table ({error}); the file is damaged") from None
     if missing:
         raise UserError(f"{path}: column {missing[0]!r} is missing; the file is damaged")
-    rows = list(reader)
     if not rows or any(None in row or None in row.values() for row in rows):
         raise UserError(f"{path}: rows are missing or cut short; the file is damaged")
     if expected is not None and len(rows) != expected:
@@ -232,13 +280,14 @@ def _read_alpha(path: Path, clients: int) -> Pairs | None:
     if not path.is_file():
         return None
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            pairs = Pairs.read(dict(arrays))
-    except Exception as error:  # numpy and zipfile raise a dozen kinds on damaged bytes
+        met = Pairs.read(pairs.read(path))
+    except UserError:
+        raise
+    except Exception as error:  # arrays that do not fit together raise a dozen kinds
         raise UserError(f"{path}: not a matrix of alphas ({_one_line(error)})") from None
-    if pairs.clients != clients:
-        raise UserError(f"{path}: {pairs.clients} clients, but clients.csv has {clients}")
-    return pairs
+    if met.clients != clients:
+        raise UserError(f"{path}: {met.clients} clients, but clients.csv has {clients}")
+    return met
 
 
 # -- the whole folder --------------------------------------------------------------------------
@@ -265,7 +314,7 @@ def _class_counts(path: Path, clients: int) -> tuple[Ints | None, list[str]]:
     try:
         counts = np.array([row["counts"] for row in content["clients"]], dtype=np.int64)
         names = [str(name) for name in content["class_names"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{path}: damaged ({_one_line(error)})") from None
     if counts.shape != (clients, len(names)):
         raise UserError(
@@ -281,7 +330,7 @@ def _new_clients(path: Path) -> dict[str, dict[str, list[float]]]:
         try:
             epochs = [float(e) for e in curve["epochs"]]
             accuracy = [float(a) for a in curve["accuracy"]]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise UserError(f"{path}: {method!r} is damaged ({_one_line(error)})") from None
         if len(epochs) != len(accuracy):
             raise UserError(f"{path}: {method!r} has {len(epochs)} epochs, {len(accuracy)} values")
@@ -301,7 +350,7 @@ def _explicit(path: Path) -> list[Arm]:
             )
             for arm in _read_optional(path).get("arms", [])
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{path}: an arm is damaged ({_one_line(error)})") from None
 
 
@@ -312,7 +361,7 @@ def _read_optional(path: Path) -> dict[str, Any]:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(_text(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(f"{path}: not JSON; the file is damaged") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a JSON object; the file is damaged")
@@ -334,7 +383,7 @@ def _column(rows: Sequence[Mapping[str, str]], name: str, path: Path) -> Floats:
         values = np.array([float(row[name] or "nan") for row in rows])
     except ValueError as error:
         raise UserError(f"{path}: column {name!r} is damaged ({error})") from None
-    if name.startswith("n_") and not (values >= 0).all():
+    if name.startswith("n_") and not ((values >= 0) & (values < 2**53)).all():
         raise UserError(f"{path}: column {name!r} holds no sizes; the file is damaged")
     return values
 

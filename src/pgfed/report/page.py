@@ -113,6 +113,8 @@ def _parts(group: Group, style: Style, prefix: str) -> list[Part]:
         ("", tables.against_paper(group)), ("By domain", tables.domains_against_paper(group))
     )
     return [
+        Part("exact", "Explicit against implicit", present(studies.explicit(group))),
+        Part("newcomers", "Clients that came later", present(studies.new_clients(group, style))),
         Part(
             "learning",
             "How fast, and for how many bytes",
@@ -133,8 +135,8 @@ def _parts(group: Group, style: Style, prefix: str) -> list[Part]:
             present(matrix.matrix(group)),
             filled(("Correlations and controls", tables.matrix(group))),
         ),
-        Part("exact", "Explicit against implicit", present(studies.explicit(group))),
-        Part("newcomers", "Clients that came later", present(studies.new_clients(group, style))),
+        Part("sites", "Site by site", [], filled(("", tables.sites(group)))),
+        Part("attack", "Attack and defence", [], filled(("", tables.attack(group)))),
         Part("lost", "Replies that did not count", [], filled(("", tables.dropped(group)))),
         Part("paper", "Beside the paper", [], compared, _setting(group) if compared else []),
     ]
@@ -147,6 +149,12 @@ def _setting(group: Group) -> list[str]:
         if paper.accuracy(group, method) is not None:
             text = ", ".join(paper.differences(group, method))
             told.setdefault(text, []).append(method.label)
+    if not told:
+        return [
+            f"The paper has no accuracies of {group.title}; the bytes relative to FedAvg's do not "
+            "depend on the data, but in the first round nobody has gradients to send: the fewer "
+            "the rounds, the smaller the ratio."
+        ]
     if len(told) == 1:
         return [f"Differs from the paper's setting in: {text}." for text in told]
     return [

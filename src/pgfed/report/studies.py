@@ -18,7 +18,7 @@ from pgfed.report.drawing import (
 )
 from pgfed.report.group import Group
 from pgfed.report.numbers import signed
-from pgfed.words import percent
+from pgfed.words import count, percent
 
 
 def new_clients(group: Group, style: Style) -> Figure | None:
@@ -45,11 +45,16 @@ def new_clients(group: Group, style: Style) -> Figure | None:
         best = f"{name} {percent(max(curve['accuracy'], default=0.0))}"
         printed = paper.new_clients(group, name)
         told.append(best if printed is None else f"{best} (paper {percent(printed)})")
+    caption = (
+        "Clients that took no part in training start from the global model and train on their own "
+        f"data. Best over the epochs: {'; '.join(told)}."
+    )
+    if "(paper" in caption:
+        caption += _setting_of_new_clients(group)
     return Figure(
         "new-clients",
         "",
-        "Clients that took no part in training start from the global model and train on their own "
-        f"data. Best over the epochs: {'; '.join(told)}.",
+        caption,
         ["accuracy over epochs"],
         [
             Panel(
@@ -58,6 +63,20 @@ def new_clients(group: Group, style: Style) -> Figure | None:
             )
         ],
         legend=list(found),
+    )
+
+
+def _setting_of_new_clients(group: Group) -> str:
+    """In what the training before it was not the paper's."""
+    printed = paper.tables()["new_clients"]
+    experiment = group.folders[0].experiment
+    ours = (len(group.clients), experiment.rounds)
+    theirs = (printed["train_clients"], printed["rounds"])
+    if ours == theirs:
+        return ""
+    return (
+        f" Not the paper's setting: {ours[0]} clients trained for {count(ours[1], 'round')}, the "
+        f"paper's {theirs[0]} for {theirs[1]}."
     )
 
 
@@ -78,7 +97,7 @@ def explicit(group: Group) -> Figure | None:
         of_mu = sorted((arm for arm in arms if arm.mu == mu), key=lambda arm: arm.lr)
         for arm in of_mu:
             if arm.chosen:
-                told.append(f"{name} {signed(arm.gain)} points at step length {arm.lr:g}")
+                told.append(f"{name}: {signed(arm.gain)} points (step length {arm.lr:g})")
                 steps.append(
                     {
                         "type": "scatter",
@@ -114,7 +133,7 @@ def explicit(group: Group) -> Figure | None:
     printed = paper.explicit(group)
     caption = (
         "Every client takes a few full-batch gradient steps from the FedAvg model, on its own risk "
-        f"(implicit) or with mu times the mean of all others' risks: {'; '.join(told)}."
+        f"(implicit) or with mu times the mean of all others' risks. {'; '.join(told)}."
     )
     if printed is not None:
         caption += (

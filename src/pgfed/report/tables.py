@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,11 +11,13 @@ import numpy as np
 from pgfed import stats
 from pgfed.report import paper
 from pgfed.report.group import FAMILY, Curve, Group, Method, Score
+from pgfed.report.load import NO_ATTACK, SeedRun
 from pgfed.report.numbers import NONE, bracketed, correlation, meaning, signed
 from pgfed.stats import Comparison, Correlation
 from pgfed.verdict import CONTROL
 from pgfed.words import percent, size
 
+NAMED = 8  # clients, or reasons, that a cell names
 TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
@@ -48,10 +51,13 @@ class Table:
 def results(group: Group) -> Table:
     """The table of the first screen."""
     with_std = any(len(method.runs) > 1 for method in group.methods)
+    fedavg = next((m for m in group.methods if m.name == "fedavg"), None)
+    relative = " (× FedAvg)" if fedavg else ""
     table = Table(
         "results",
         "Accuracy is the mean over all clients of each client's own model on its own test data"
         + (", ± the standard deviation over seeds" if with_std else "")
+        + (". Attackers are left out" if group.attacked else "")
         + ". Gains are in percentage points, with a paired 95 % interval.",
         [
             ("method", "Method", "The control is PGFed with mu = 0"),
@@ -60,15 +66,17 @@ def results(group: Group) -> Table:
             ("gain", "Gain over Local", "Mean over clients of the last-10 accuracy minus Local's"),
             ("gained", "Gained", "Clients better off than alone"),
             ("lost", "Lost", "Clients worse off than alone"),
-            ("sent", "Sent (× FedAvg)", "Bytes in both directions, all clients, one run"),
-            ("images_per_second", "Images/s", "Training samples per second of client work"),
+            ("sent", f"Sent{relative}", "Bytes in both directions, all clients, one run"),
+            (
+                "images_per_second",
+                f"Images/s{relative}",
+                "Training samples per second of client work",
+            ),
         ],
     )
-    fedavg = next((m.sent() for m in group.methods if m.name == "fedavg"), None)
     for method in group.methods:
         gain, local = group.gain(method), group.local(method)
         compared = None if local is None or gain is None else group.compare(method, local)
-        ratio = f" ({method.sent() / fedavg:.2f})" if fedavg else ""
         speed = method.images_per_second()
         row = [
             Cell(method.label, note="control" if method.base == CONTROL else ""),
@@ -77,8 +85,10 @@ def results(group: Group) -> Table:
             _difference(compared),
             Cell(NONE) if gain is None else Cell(str(gain.gained), gain.gained),
             Cell(NONE) if gain is None else Cell(str(gain.harmed), gain.harmed),
-            Cell(size(method.sent()) + ratio, method.sent()),
-            Cell(NONE) if speed is None else Cell(f"{speed:,.0f}", speed),
+            _beside(size(method.sent()), method.sent(), fedavg.sent() if fedavg else None),
+            Cell(NONE)
+            if speed is None
+            else _beside(f"{speed:,.0f}", speed, fedavg.images_per_second() if fedavg else None),
         ]
         table.rows.append(row)
         table.labels.append(method.label)
@@ -253,7 +263,7 @@ def dropped(group: Group) -> Table:
         [
             ("method", "Method", ""),
             ("replies", "Replies", "Dropped replies over all seeds"),
-            ("clients", "Clients", "How many clients were concerned"),
+            ("clients", "Clients", "Whose replies they were"),
             ("reasons", "Reasons", "How often each"),
         ],
     )
@@ -261,20 +271,132 @@ def dropped(group: Group) -> Table:
         found = [drop for run in method.runs.values() for drop in run.history.dropped]
         if not found:
             continue
-        reasons: dict[str, int] = {}
-        for _, _, reason in found:
-            reasons[reason] = reasons.get(reason, 0) + 1
-        clients = len({client for _, client, _ in found})
-        told = "; ".join(f"{reason}: {n}" for reason, n in sorted(reasons.items()))
+        clients = sorted({client for _, client, _ in found})
+        names = [group.clients.names[i] for i in clients[:NAMED]]
+        more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
         table.rows.append(
             [
                 Cell(method.label),
                 Cell(str(len(found)), len(found)),
-                Cell(str(clients), clients),
-                Cell(told),
+                Cell(", ".join(names) + more, len(clients)),
+                Cell(_reasons([reason for _, _, reason in found])),
             ]
         )
         table.labels.append(method.label)
+    return table
+
+
+def attack(group: Group) -> Table:
+    """What an attack costs the honest clients, and what a defence saves."""
+    table = Table(
+        "attack-table",
+        "Accuracy is the honest clients' mean over the last ten rounds; attackers, whom the seed "
+        "draws, are left out here and everywhere on this page. The difference is over the same "
+        "clients and seeds in a run that nobody attacked and nobody defended.",
+        [
+            ("method", "Method", ""),
+            ("run", "Run", "The folder of the run"),
+            ("attack", "Attack", "Its kind, how many times as long, the share of attackers"),
+            ("defence", "Aggregation", "How replies become one; mean is no defence"),
+            ("honest", "Honest clients", "Mean accuracy of the last ten rounds"),
+            ("against", "Against no attack", "Points, over the same clients and seeds"),
+            ("refused", "Refused", "Replies that were refused or did not come"),
+            ("left_out", "Left out", "Replies that krum left out, and whose they were"),
+        ],
+    )
+    names = dict.fromkeys(method.name for method in group.methods) if group.attacked else ()
+    for name in names:
+        for folder in group.folders:
+            runs = folder.runs.get(name, {})
+            defence = folder.experiment.engine.aggregation
+            if not runs:
+                continue
+            drops = [drop for run in runs.values() for drop in run.history.dropped]
+            left = [i in run.attackers for run in runs.values() for _, i in run.history.left_out]
+            told = f"{len(left)}, {sum(left)} of them attackers'" if left else "0"
+            table.rows.append(
+                [
+                    Cell(name),
+                    Cell(folder.path.name, folder.path.name),
+                    Cell(folder.attack, folder.attack),
+                    Cell(defence, defence),
+                    _seeds([stats.mean_std(run.last10)[0] for run in runs.values()]),
+                    _against_no_attack(group, name, runs),
+                    Cell(str(len(drops)), len(drops)),
+                    Cell(told, len(left)),
+                ]
+            )
+            table.labels.append(_label_of(group, runs))
+    return table
+
+
+def _against_no_attack(group: Group, name: str, runs: Mapping[int, SeedRun]) -> Cell:
+    calm = {"aggregation": "mean", "attack": NO_ATTACK}
+    for method in group.methods:
+        if method.name == name and method.settings | calm == method.settings:
+            found = [
+                run.last10 - method.runs[seed].last10
+                for seed, run in runs.items()
+                if seed in method.runs and method.runs[seed] is not run
+            ]
+            mean, _ = stats.mean_std(found)
+            return Cell(NONE) if np.isnan(mean) else _points(mean)
+    return Cell(NONE)
+
+
+def _label_of(group: Group, runs: Mapping[int, SeedRun]) -> str:
+    """The method that these runs are of."""
+    run = next(iter(runs.values()))
+    return next(m.label for m in group.methods if any(r is run for r in m.runs.values()))
+
+
+def _reasons(reasons: Sequence[str]) -> str:
+    """How often each, the most frequent first."""
+    counted = Counter(sorted(reasons)).most_common()
+    told = [f"{n} × {reason}" for reason, n in counted[:NAMED]]
+    rest = sum(n for _, n in counted[NAMED:])
+    return "; ".join([*told, f"{rest} × others"] if rest else told)
+
+
+def sites(group: Group) -> Table:
+    """What a federation over Flower was like with each site."""
+    table = Table(
+        "sites-table",
+        "Over all rounds and seeds. An answer takes the site's training, the way there and back, "
+        "and waiting; bytes are those of the messages as they were sent.",
+        [
+            ("site", "Site", ""),
+            ("method", "Method", ""),
+            ("asked", "Asked", "Rounds in which its update was asked for"),
+            ("counted", "Counted", "Rounds in which its update was used"),
+            ("seconds", "Answer, mean", "From asking for an update to having it"),
+            ("slowest", "Slowest", "The slowest answer"),
+            ("work_seconds", "Training", "All rounds together"),
+            ("bytes_down", "Down", "From the server to the site"),
+            ("bytes_up", "Up", "From the site to the server"),
+            ("failures", "Failures", "How often each"),
+        ],
+    )
+    for method in group.methods:
+        found = [run.history.sites for run in method.runs.values()]
+        for i in sorted({client for sites in found for client in sites}):
+            own = [sites[i] for sites in found if i in sites]
+            waited = [seconds for site in own for seconds in site.seconds]
+            failures = [reason for site in own for reason in site.failures]
+            counts = [sum(site.asked for site in own), sum(site.counted for site in own)]
+            sent = [sum(site.bytes_down for site in own), sum(site.bytes_up for site in own)]
+            times = [float(np.mean(waited)), max(waited)] if waited else [float("nan")] * 2
+            table.rows.append(
+                [
+                    Cell(group.clients.names[i]),
+                    Cell(method.label, method.label),
+                    *(Cell(str(n), n) for n in counts),
+                    *map(_seconds, [*times, sum(site.work_seconds for site in own)]),
+                    *(Cell(size(n), n) for n in sent),
+                    Cell(_reasons(failures) or "none", len(failures)),
+                ]
+            )
+            table.labels.append(method.label)
     return table
 
 
@@ -282,7 +404,7 @@ def against_paper(group: Group) -> Table:
     """Ours beside the paper's, where data set, number of clients and method match."""
     table = Table(
         "paper-table",
-        "Luo et al., ICCV 2023. Accuracy is best-on-test, as the paper prints; mean ± std.",
+        "Luo et al., ICCV 2023.",
         [
             ("method", "Method", ""),
             ("accuracy", "Best on test", "Ours"),
@@ -291,7 +413,7 @@ def against_paper(group: Group) -> Table:
             ("gain_paper", "Paper", "Paper: individual gain"),
             ("rounds", "Rounds to 70 %", "Ours"),
             ("rounds_paper", "Paper", "Paper: rounds to 70 %"),
-            ("sent", "Bytes × FedAvg", "Ours"),
+            ("sent", "Bytes × FedAvg", "Ours, all rounds; in the first there are no gradients yet"),
             ("sent_paper", "Paper", "Paper: communication cost"),
             ("speed", "Images/s × FedAvg", "Ours"),
             ("speed_paper", "Paper", "Paper: local computation speed"),
@@ -301,12 +423,13 @@ def against_paper(group: Group) -> Table:
     for method in group.methods:
         row = paper.accuracy(group, method)
         speed = paper.relative_speed(group, method)
-        if row is None and speed is None:
+        ratio = method.sent() / fedavg.sent() if fedavg and fedavg.sent() else None
+        paper_ratio = None if ratio is None else paper.bytes_ratio(method)
+        if row is None and speed is None and paper_ratio is None:
             continue
         gain, paper_gain = group.gain(method, "best"), paper.gain(group, method)
         reached = stats.rounds_to(method.mean_curve.rounds, method.mean_curve.accuracy, 0.7)
         paper_rounds = paper.rounds_to_70(group, method)
-        ratio = method.sent() / fedavg.sent() if fedavg and fedavg.sent() else None
         own_speed, base = method.images_per_second(), fedavg and fedavg.images_per_second()
         table.rows.append(
             [
@@ -320,7 +443,7 @@ def against_paper(group: Group) -> Table:
                 Cell(NONE if reached is None else str(reached), reached),
                 Cell(NONE if paper_rounds is None else str(paper_rounds), paper_rounds),
                 _ratio(ratio),
-                _ratio(paper.bytes_ratio(method)),
+                _ratio(paper_ratio),
                 _ratio(own_speed / base if own_speed and base else None),
                 _ratio(speed),
             ]
@@ -335,8 +458,10 @@ def _without_empty_pairs(table: Table) -> Table:
     for theirs in range(2, len(table.columns), 2):
         if any(row[theirs].text != NONE for row in table.rows):
             kept += [theirs - 1, theirs]
+    told = " Accuracies are best-on-test, as the paper prints; mean ± std." if 2 in kept else ""
     return replace(
         table,
+        caption=table.caption + told,
         columns=[table.columns[k] for k in kept],
         rows=[[row[k] for k in kept] for row in table.rows],
     )
@@ -423,6 +548,15 @@ def _plain(shown: float, value: float | None = None) -> Cell:
     if np.isnan(shown):
         return Cell(NONE)
     return Cell(f"{shown:.1f}", shown if value is None else value)
+
+
+def _seconds(value: float) -> Cell:
+    return Cell(NONE) if np.isnan(value) else Cell(f"{value:.3g} s", value)
+
+
+def _beside(text: str, value: float, base: float | None) -> Cell:
+    """A number, and in brackets how many times that of FedAvg it is."""
+    return Cell(f"{text} ({value / base:.2f})" if base else text, value)
 
 
 def _ratio(value: float | None) -> Cell:

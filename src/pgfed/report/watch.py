@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pgfed import algorithms, experiment
 from pgfed.errors import UserError
-from pgfed.report.load import read_history
+from pgfed.history import read_history
 from pgfed.words import count, duration, percent, size
 
 INTERVAL = 1.0  # seconds
@@ -68,7 +68,7 @@ class Watched:
 
 
 def _read(path: Path, method: str, seed: int, rounds: int) -> Progress:
-    records = read_history(path)
+    records = read_history(path, strict=True)
     try:
         return Progress(
             method,

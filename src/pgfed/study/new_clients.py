@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pgfed.core import Rng, TrainConfig, generator, sgd
+from pgfed.core import Rng, TrainConfig, fine_tuned
 from pgfed.data.federation import Federation
 from pgfed.errors import UserError
 from pgfed.sidebyside import side_by_side
@@ -95,20 +94,15 @@ def fine_tune(
     epochs: int,
 ) -> list[float | None]:
     """Accuracy on the client's test data before and after each epoch."""
-    data, test = federation.train(client), federation.test(client)
+    test = federation.test(client)
 
     def accuracy(theta: Tensor) -> float | None:
         return task.score(theta, test)[0] / len(test) if len(test) else None
 
-    theta, scores = start, [accuracy(start)]
-    with torch.random.fork_rng(devices=[]):  # dropout and the like draw from torch's stream
-        key = generator(seed, "torch-new-client", client_id)
-        torch.manual_seed(int(key.integers(2**62)))
-        for epoch in range(1, epochs + 1):
-            rng = Rng(seed, client_id, epoch)
-            theta, _ = sgd(task, theta, data, rng, train, epochs=1, purpose="new-client")
-            scores.append(accuracy(theta))
-    return scores
+    streams = [Rng(seed, client_id, epoch) for epoch in range(1, epochs + 1)]
+    data = federation.train(client)
+    tuned = fine_tuned(task, start, data, streams, train, purpose="new-client")
+    return [accuracy(start), *map(accuracy, tuned)]
 
 
 def document(curves: list[Curve], lr: float) -> dict[str, Any]:

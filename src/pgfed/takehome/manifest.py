@@ -77,9 +77,9 @@ def read(folder: Path) -> Manifest:
     """The manifest of a folder of models, or one line about what is wrong with it."""
     path = folder / NAME
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE)
-        content = json.loads(raw)
+        if path.stat().st_size > MAX_FILE:
+            raise UserError(f"{path}: larger than {MAX_FILE:,} bytes; not a manifest")
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise UserError(
             f"{path}: missing; a model file needs the {NAME} that was written beside it"

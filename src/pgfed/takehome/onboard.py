@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from pgfed.core import Rng, TrainConfig, sgd
+from pgfed.core import Rng, TrainConfig, fine_tuned
 from pgfed.data import agreed
 from pgfed.data.federation import Federation, Shard, build_seat
 from pgfed.engine.client import one_thread
@@ -166,28 +165,23 @@ def onboard(
     newcomers = []
     with one_thread():
         for name, (theta, source) in starts.items():
-            curve, best, tuned = fine_tune(task, theta, site, streams, train)
+            curve, best, tuned = tune(task, theta, site, streams, train)
             start = SUBSTITUTES.get(run.experiment.base(name), WHOLE)
             newcomers.append(Newcomer(name, start, source, curve, best, task.named(tuned)))
     return Onboarding(data, chosen, train, site, newcomers)
 
 
-def fine_tune(
+def tune(
     task: Task, theta: Tensor, site: Federation, streams: Sequence[Rng], train: TrainConfig
 ) -> tuple[list[Epoch], int, Tensor]:
-    """The scores before and after every epoch of plain SGD, the best epoch, and its model.
-
-    As in the paper's experiment with new clients, momentum restarts at each epoch.
-    """
+    """The scores before and after every epoch, the best epoch, and its model."""
     curve = [_scored(task, theta, site, 0)]
     best, kept = 0, theta
-    for epoch, rng in enumerate(streams, start=1):
-        with torch.random.fork_rng(devices=[]):  # dropout and the like draw from torch's stream
-            torch.manual_seed(int(rng.generator("torch-train").integers(2**62)))
-            theta, _ = sgd(task, theta, site.train(0), rng, train, epochs=1)
-        curve.append(_scored(task, theta, site, epoch))
+    tuned = fine_tuned(task, theta, site.train(0), streams, train)
+    for epoch, after in enumerate(tuned, start=1):
+        curve.append(_scored(task, after, site, epoch))
         if _better(curve[epoch], curve[best]):
-            best, kept = epoch, theta
+            best, kept = epoch, after
     return curve, best, kept
 
 

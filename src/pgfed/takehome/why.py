@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pgfed.errors import UserError
+from pgfed.pairs import read
 from pgfed.stats import Pairs
 from pgfed.takehome.drawing import drawing
 from pgfed.takehome.runs import RunFolder, client_name
@@ -116,13 +117,14 @@ def _gradient(run: RunFolder, method: str) -> str:
 def _read(path: Path, client: int, clients: int) -> tuple[Pairs, dict[int, float]]:
     """A by the pairs that met, and each gradient's share of the last auxiliary gradient."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            arrays = dict(found)
+        arrays = read(path)
         pairs = Pairs.read(arrays)
         if pairs.clients != clients:
             raise ValueError(f"{pairs.clients} clients, but clients.csv has {clients}")
         return pairs, _shares(pairs, arrays, client)
-    except Exception as error:  # numpy and zipfile raise a dozen kinds on damaged bytes
+    except UserError:
+        raise
+    except Exception as error:  # arrays that do not fit together raise a dozen kinds
         raise UserError(f"{path}: not a matrix of weights ({error})") from None
 
 

@@ -1,0 +1,143 @@
+"""Attack and defence: who attacked, what it cost the honest clients, and what a defence saved."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pgfed
+from pgfed.engine.attacks import Attack
+from pgfed.report import tables
+from pgfed.report.formats import markdown_report
+from pgfed.report.group import Group, group
+from pgfed.report.load import load
+from pgfed.report.page import render
+
+RUNS = {
+    "calm": {},
+    "attacked": {"attack": "sign-flip"},
+    "defended": {"attack": "sign-flip", "aggregation": "krum", "attackers": 0.3},
+}
+ATTACKERS = {seed: Attack("sign-flip", 0.2).attackers(seed, 8) for seed in (0, 1)}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same clients left alone, attacked, and attacked but defended."""
+    place = tmp_path_factory.mktemp("attack")
+    for name, options in RUNS.items():
+        pgfed.run(
+            "digits",
+            clients=8,
+            min_samples=20,
+            methods=["local", "fedavg"],
+            seeds=[0, 1],
+            rounds=4,
+            cohort=1.0,
+            epochs=1,
+            backend="serial",
+            models="none",
+            out=place / name,
+            **options,
+        )
+    return {name: place / name for name in RUNS}
+
+
+@pytest.fixture(scope="module")
+def attacked(folders: dict[str, Path]) -> Group:
+    (found,) = group([load(path) for path in folders.values()])
+    return found
+
+
+def rows_of(folder: Path, method: str, seed: int) -> list[dict[str, str]]:
+    with (folder / method / f"seed-{seed}" / "clients.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_attackers_are_named_and_means_are_over_the_others(folders: dict[str, Path]) -> None:
+    summaries = json.loads((folders["attacked"] / "summary.json").read_text())
+    for summary in summaries:
+        found = ATTACKERS[summary["seed"]]
+        assert summary["attackers"] == sorted(found)
+        rows = rows_of(folders["attacked"], summary["method"], summary["seed"])
+        assert {i for i, row in enumerate(rows) if row["attacker"] == "yes"} == found
+        assert {row["attacker"] for row in rows} == {"yes", "no"}
+        honest = [row for i, row in enumerate(rows) if i not in found]
+        mean = np.mean([float(row["last10"]) for row in honest])
+        assert summary["last10_accuracy"] == pytest.approx(mean)
+        gains = np.array([float(row["gain_over_local"]) for row in honest])
+        assert summary["gain_mean"] == pytest.approx(gains.mean())
+        assert summary["clients_harmed"] == (gains < 0).sum()
+
+
+def test_without_an_attack_nothing_is_said_of_attackers(folders: dict[str, Path]) -> None:
+    assert "attackers" not in json.loads((folders["calm"] / "summary.json").read_text())[0]
+    assert "attacker" not in rows_of(folders["calm"], "fedavg", 0)[0]
+    (alone,) = group([load(folders["calm"])])
+    assert not tables.attack(alone)
+    assert "Attack and defence" not in render([alone])
+
+
+def test_who_is_left_out_by_krum_is_on_record(folders: dict[str, Path]) -> None:
+    def left_out(run: str) -> list[list[int]]:
+        path = folders[run] / "fedavg" / "seed-0" / "history.jsonl"
+        return [json.loads(line)["left_out"] for line in path.read_text().splitlines()]
+
+    assert left_out("attacked") == [[]] * 4
+    for clients in left_out("defended"):
+        assert len(clients) == 2  # 8 replies are enough to leave out two
+        assert ATTACKERS[0] <= set(clients)
+
+
+def test_a_finished_run_remembers_its_attackers(folders: dict[str, Path]) -> None:
+    from pgfed.output import RunFolder, started
+    from pgfed.runner import prepare
+
+    setup = prepare(started(folders["attacked"]), Path())
+    with RunFolder(folders["attacked"], setup, resume=True) as kept:
+        outcome = kept.finished("fedavg", 1)
+    assert outcome is not None
+    assert outcome.attackers == ATTACKERS[1]
+
+
+def test_the_table(attacked: Group, folders: dict[str, Path]) -> None:
+    table = tables.attack(attacked)
+    keys = [key for key, _, _ in table.columns]
+    found = {(row[1].text, row[0].text): dict(zip(keys, row, strict=True)) for row in table.rows}
+    assert len(found) == 6
+    calm, bare, krum = (found[run, "fedavg"] for run in RUNS)
+    assert [r["attack"].text for r in (calm, bare)] == ["none", "sign-flip x10 by 20 %"]
+    assert [r["defence"].text for r in (calm, bare, krum)] == ["mean", "mean", "krum"]
+    for run, row in (("attacked", bare), ("defended", krum)):
+        means, against = [], []
+        for seed, attackers in ATTACKERS.items():
+            honest = [i for i in range(8) if i not in attackers]
+            own = np.array([float(r["last10"]) for r in rows_of(folders[run], "fedavg", seed)])
+            other = np.array([float(r["last10"]) for r in rows_of(folders["calm"], "fedavg", seed)])
+            means.append(own[honest].mean())
+            against.append((own - other)[honest].mean())
+        assert row["honest"].value == pytest.approx(np.mean(means))
+        assert row["against"].value == pytest.approx(np.mean(against))
+    assert calm["against"].text == "–"
+    assert bare["left_out"].text == "0"
+    assert (
+        krum["left_out"].text == f"16, {4 * sum(map(len, ATTACKERS.values()))} of them attackers'"
+    )
+    assert float(krum["honest"].value or 0) > float(bare["honest"].value or 0) + 0.1
+
+
+def test_the_rest_of_the_page_is_about_the_honest(attacked: Group) -> None:
+    labels = {method.label for method in attacked.methods}
+    assert "fedavg (aggregation=krum, attack=sign-flip x10 by 20 %)" in labels
+    assert len(labels) == 6
+    method = next(m for m in attacked.methods if m.settings["attack"] != "none")
+    assert np.isnan(method.runs[0].last10[sorted(ATTACKERS[0])]).all()
+    assert "Attackers are left out" in tables.results(attacked).caption
+    assert "## Attack and defence" in markdown_report([attacked])
+    page = render([attacked])
+    assert '<section id="attack">' in page
+    assert "Attack and defence</h2>" in page
