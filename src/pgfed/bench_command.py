@@ -41,7 +41,8 @@ def bench(
 ) -> None:
     """Measure how fast this machine trains clients (the paper's table of local speed, E10).
 
-    CIFAR-10's shapes with random pixels, 50 clients, five local epochs, the paper's CNN.
+    CIFAR-10's shapes with random pixels, 50 clients, five local epochs, the paper's CNN. METHOD is
+    a name of `pgfed methods`, or 'all'; by default those of the paper's table are measured.
     """
     sizes = [_size(text) for text in batch.split(",")]
     names = list(algorithms.METHODS) if methods == ["all"] else methods or PAPER

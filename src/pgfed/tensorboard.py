@@ -1,9 +1,8 @@
 """`--tensorboard`: the rounds of a run as TensorBoard reads them, while they happen.
 
-RUN/tensorboard/METHOD/seed-K/ is a run of TensorBoard's. A round is on disk before its checkpoint
-is, so a run that goes on finds its earlier rounds there; what is missing (it was run without
-`--tensorboard`) is written again from the history, and what was written of rounds that are run
-again is purged.
+RUN/tensorboard/METHOD/seed-K/ is a run of TensorBoard's. A run that goes on takes its earlier
+rounds over into a new event file, so that the images in them stay; rounds that were run without
+`--tensorboard` are told from the history, and rounds that are run again are left behind.
 """
 
 from __future__ import annotations
@@ -76,27 +75,33 @@ class TensorBoard:
     # -- event files ---------------------------------------------------------------------------
 
     def _open(self, method: str, seed: int, history: list[dict[str, Any]]) -> None:
+        """One new event file: the rounds of the history, as they were written or from it."""
         self._method, self._seed = method, seed
         folder = self._folder / method / f"seed-{seed}"
-        known = min(self._last(folder), len(history))
-        self._writer = self._writers.SummaryWriter(str(folder), purge_step=known + 1)
+        old = sorted(folder.glob("events.out.tfevents.*"))
+        known = self._read(old)
+        self._writer = self._writers.SummaryWriter(str(folder))
         for record in history:
             if method == "local":
                 self._remember(record["round"], _accuracies(record))
-            if record["round"] > known:
+            events = known.get(record["round"], {})
+            if LAST_TAG in events:
+                for event in events.values():
+                    self._writer.file_writer.add_event(event, event.step, event.wall_time)
+            else:
                 self._write(record, None)
         self._writer.flush()
+        for path in old:
+            path.unlink()
 
-    def _last(self, folder: Path) -> int:
-        """The last round that is whole on disk."""
-        last = 0
-        for path in sorted(folder.glob("events.out.tfevents.*")):
+    def _read(self, paths: list[Path]) -> dict[int, dict[str, Any]]:
+        """Round -> tag -> event."""
+        found: dict[int, dict[str, Any]] = {}
+        for path in paths:
             for event in self._loaders.LegacyEventFileLoader(str(path)).Load():
-                if event.HasField("session_log"):  # it purges from this step on
-                    last = min(last, event.step - 1)
-                elif any(value.tag == LAST_TAG for value in event.summary.value):
-                    last = event.step
-        return last
+                for value in event.summary.value:
+                    found.setdefault(event.step, {})[value.tag] = event
+        return found
 
     def _write(self, record: dict[str, Any], run: Run | None) -> None:
         """One round; ``run``: as it is right after it, None when told from the history."""

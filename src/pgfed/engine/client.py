@@ -77,7 +77,7 @@ class ClientSide:
             ) from error
 
     def client(self, client: int) -> ClientInfo:
-        return ClientInfo(client, int(self.federation.n_train[client]), self.info)
+        return ClientInfo(client, self.federation.trains_on(client), self.info)
 
     def train(self, client: int, round: int, state: State, message: Message) -> list[State]:
         """[new state, update, {"round", "seconds"}]."""

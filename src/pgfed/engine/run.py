@@ -157,8 +157,7 @@ class Run:
         scores = self._score(dropped) if self._scored(t) else {}
         if t > self.rounds - LAST_ROUNDS:
             self.last_accuracies = np.vstack([self.last_accuracies, self.accuracy])
-        sizes = self.federation.n_train
-        images = sum(self.algorithm.images(int(sizes[i])) for i in results)
+        images = sum(self.algorithm.images(self.federation.trains_on(i)) for i in results)
         return {
             "round": t,
             "cohort": cohort,
@@ -182,7 +181,7 @@ class Run:
     def _refusal(
         self, client: int, declared: Mapping[str, Kind], message: Message, update: Update
     ) -> str | None:
-        limit = int(self.federation.n_train[client])
+        limit = self.federation.trains_on(client)
         return refusal(declared, self.info.layout, message, update, limit, self._max_update_norm)
 
     def _scored(self, t: int) -> bool:
