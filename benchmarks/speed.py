@@ -75,7 +75,7 @@ def _sgemm(size: int, seconds: float) -> float:
     return done * 2 * size**3 / took
 
 
-def run(seconds: float = 4.0, turns: int = 4, epochs: int = EPOCHS) -> Iterator[str]:
+def run(seconds: float = 2.5, turns: int = 5, epochs: int = EPOCHS) -> Iterator[str]:
     cores = available_cores()
     for batch, limits in LIMITS.items():
         yield f"### Batch {batch}"
