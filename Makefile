@@ -25,7 +25,7 @@ nightly: $(STAMP)  ## the slow checks too
 	$(BIN)/python -m pytest -m "nightly or not nightly"
 
 bench: $(STAMP)  ## speed and scale, as ratios measured in one run
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --write
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
