@@ -21,6 +21,7 @@ def blocks(kind: str) -> list[str]:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 def test_the_page_as_written(tmp_path):
     address = f"127.0.0.1:{free_port()}"
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

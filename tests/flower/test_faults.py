@@ -27,6 +27,7 @@ ALL = {"cohort": 1.0}  # every site in every round
 WAITS = ("--min-replies", "3", "--round-timeout", "40")  # until every site has answered
 
 
+@pytest.mark.timeout(3600)
 def test_every_method_end_to_end(tmp_path):
     methods = [name for name in algorithms.METHODS if name != "local"]
     with Running(tmp_path, methods=methods).all() as federation:
