@@ -26,7 +26,6 @@ app = typer.Typer(
     name="pgfed",
     help="Personalized federated learning: one model per client, and what each client gained.",
     add_completion=False,
-    suggest_commands=False,  # click does
     pretty_exceptions_enable=False,
 )
 data_app = typer.Typer(help="Fetch data sets, and look at how they are divided among clients.")
