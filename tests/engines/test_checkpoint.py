@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -134,6 +135,31 @@ def test_a_failure_to_write_is_reported(tmp_path: Path) -> None:
         saved.save(run)
         with pytest.raises(OSError, match="file"):
             saved.wait()
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before it starts", "while it starts"])
+def test_interrupted_in_the_middle_of_starting_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    start = Thread.start
+
+    def interrupted(thread: Thread) -> None:
+        if begun:
+            start(thread)
+        raise KeyboardInterrupt
+
+    with checkpointed(tmp_path) as (run, saved):
+        run.step()
+        with monkeypatch.context() as patched:
+            patched.setattr(Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                saved.save(run)
+        saved.settle()
+        before = sorted(tmp_path.rglob("*"))
+        advance(run, saved, ROUNDS - 1)
+        assert saved.restore(run, run.history)
+    assert not any(path.suffix == ".tmp" for path in before)
+    assert begun or not any(path.is_file() for path in before)
 
 
 def test_sparser_checkpoints(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -36,8 +37,7 @@ class Checkpoints:
         self.folder = folder
         self.every = every
         self._warn = warn
-        self._writer: Thread | None = None
-        self._failure: BaseException | None = None
+        self._writing: Future[None] | None = None
 
     @property
     def clients(self) -> Path:
@@ -50,29 +50,35 @@ class Checkpoints:
         self.wait()
         cut, meta = run.snapshot()
         entries = run.store.entries()
-        self._writer = Thread(
-            target=self._guarded, args=(run.round, cut, meta, run.store, entries), daemon=False
-        )
-        self._writer.start()
+        self._writing = Future()
+        work = (run.round, cut, meta, run.store, entries)
+        Thread(target=self._fulfil, args=(self._writing, work), daemon=False).start()
 
     def wait(self) -> None:
         """Until the last checkpoint is on disk; raises what went wrong while writing it."""
-        self.settle()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
 
     def settle(self) -> None:
-        """Until nothing is being written any more, however that went."""
-        if self._writer is not None:
-            self._writer.join()
-            self._writer = None
+        """Until nothing is being written any more, however that went.
 
-    def _guarded(self, *work: Any) -> None:
-        try:
-            self._write(*work)
-        except BaseException as error:
-            self._failure = error
+        For a run that is interrupted, wherever that was: even while the writer was being started.
+        A checkpoint that has not been begun will not be.
+        """
+        if self._writing is not None:
+            if not self._writing.cancel():
+                self._writing.exception()  # waits for it
+            self._writing = None
+
+    def _fulfil(self, writing: Future[None], work: tuple[Any, ...]) -> None:
+        if writing.set_running_or_notify_cancel():
+            try:
+                self._write(*work)
+            except BaseException as error:
+                writing.set_exception(error)
+            else:
+                writing.set_result(None)
 
     def _write(
         self,
