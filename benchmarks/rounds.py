@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.plain import LR, PlainLoop
 from benchmarks.text import show, table, verdict
 from pgfed.bench import CLIENTS, EPOCHS, random_federation
+from pgfed.engine import Run
 from pgfed.experiment import IN_MEMORY, from_dict
 from pgfed.output import RunFolder
 from pgfed.runner import Outcome, execute, prepare
@@ -34,7 +35,7 @@ class Beside:
         self.ours: list[float] = []
         self.theirs: list[float] = []
 
-    def begin(self, method: str, seed: int, history: list[dict[str, Any]]) -> None:
+    def begin(self, method: str, seed: int, run: Run) -> None:
         self._began = time.perf_counter()
 
     def round(self, record: dict[str, Any]) -> None:

@@ -16,17 +16,8 @@ from typing import Protocol, Self
 import numpy as np
 from torch import Tensor
 
-from pgfed.algorithms import folder, get
-from pgfed.core import (
-    Algorithm,
-    Mean,
-    Message,
-    Rng,
-    State,
-    TrainConfig,
-    Update,
-    mean_gradient,
-)
+from pgfed.algorithms import METHODS, folder, get
+from pgfed.core import Algorithm, Mean, Message, Rng, State, TrainConfig, Update, mean_gradient
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine import Process, Run
 from pgfed.models import Factory
@@ -127,6 +118,11 @@ def _speed(name: str, train: TrainConfig, turns: list[list[float]]) -> Speed:
         paper_share=_paper(name),
         turns=len(turns),
     )
+
+
+def of_paper() -> list[str]:
+    """The methods of the paper's table."""
+    return [name for name in METHODS if _paper(name) is not None]
 
 
 def _paper(name: str) -> float | None:

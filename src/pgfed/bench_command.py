@@ -14,9 +14,6 @@ from pgfed.errors import UserError
 if TYPE_CHECKING:
     from pgfed.bench import Speed
 
-# Those of the paper's table.
-PAPER = ("fedavg", "apfl", "per-fedavg", "fedrod", "pgfed", "pgfed-mo", "pgfed-ce")
-
 
 def register(app: typer.Typer) -> None:
     app.command()(bench)
@@ -41,17 +38,19 @@ def bench(
 ) -> None:
     """Measure how fast this machine trains clients (the paper's table of local speed, E10).
 
-    CIFAR-10's shapes with random pixels, 50 clients, five local epochs, the paper's CNN. METHOD is
-    a name of `pgfed methods`, or 'all'; by default those of the paper's table are measured.
+    CIFAR-10's shapes with random pixels, 50 clients, five local epochs, the paper's CNN.
     """
     sizes = [_size(text) for text in batch.split(",")]
-    names = list(algorithms.METHODS) if methods == ["all"] else methods or PAPER
-    for name in names:
-        algorithms.get(name)  # an unknown one is refused before anything is measured
 
     from dataclasses import asdict
 
     from pgfed import bench as speeds
+
+    names = methods or speeds.of_paper()
+    if methods == ["all"]:
+        names = list(algorithms.METHODS)
+    for name in names:
+        algorithms.get(name)  # an unknown one is refused before anything is measured
 
     found: list[Speed] = []
     for size in sizes:

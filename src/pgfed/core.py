@@ -8,6 +8,7 @@ on every engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, ClassVar, Literal
@@ -72,6 +73,19 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
     """
     digest = int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest(), "little")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, digest, *key))))
+
+
+@contextmanager
+def torch_stream(key: np.random.Generator, device: torch.device) -> Iterator[None]:
+    """Dropout and the like draw from torch's global stream: keyed here, put back after."""
+    with torch.random.fork_rng(devices=[]):
+        seed = int(key.integers(2**62))
+        if device.type == "cpu":
+            # torch.manual_seed formats a stack trace per kind of device: longer than a small batch.
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
+        yield
 
 
 def draw_cohort(seed: int, round: int, clients: int, cohort: int) -> list[int]:
@@ -189,8 +203,7 @@ def fine_tuned(
     As in the authors' code the momentum starts afresh with every epoch.
     """
     for rng in streams:
-        with torch.random.fork_rng(devices=[]):  # dropout and the like draw from torch's stream
-            torch.manual_seed(int(rng.generator(f"torch-{purpose}").integers(2**62)))
+        with torch_stream(rng.generator(f"torch-{purpose}"), task.device):
             theta, _ = sgd(task, theta, data, rng, train, epochs=1, purpose=purpose)
         yield theta
 

@@ -21,7 +21,6 @@ from typing import IO, Any, Self
 import numpy as np
 import tomli_w
 
-from pgfed import pairs
 from pgfed.data.federation import Federation
 from pgfed.engine import Checkpoints, Run
 from pgfed.environment import environment
@@ -31,6 +30,7 @@ from pgfed.files import FolderLock, write_atomic
 from pgfed.history import line_of, read_history, write_history
 from pgfed.modelfiles import complete_models, write_models
 from pgfed.runner import Keeper, Outcome, Setup
+from pgfed.stats import read_alpha
 
 # Keys of [engine] that never change the result.
 PLACE = ("backend", "workers", "address", "device", "checkpoint_every", "state_memory")
@@ -200,7 +200,7 @@ class RunFolder(Keeper):
         if len(history) != self._setup.experiment.rounds:
             raise ValueError(f"{len(history)} whole rounds")
         matrix = folder / "alpha.npz"
-        alpha = pairs.read(matrix) if matrix.is_file() else None
+        alpha = read_alpha(matrix) if matrix.is_file() else None
         algorithm = self._setup.methods[method]
         outcome = Outcome.from_rows(algorithm, method, seed, history, rows, alpha)
         trial = replace(outcome)  # a copy: what cannot be summed up shows itself now

@@ -7,18 +7,11 @@ for pairs that met, so memory follows the number of those and not N squared.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from pgfed.data import npz
-
-# The arrays of alpha.npz.
-ALWAYS = ("start", "meetings")
-SOMETIMES = ("alpha", "data", "indices", "indptr", "shape", "last_ids", "last_products")
 
 
 def empty(clients: int, cohort: int) -> dict[str, Any]:
@@ -123,11 +116,6 @@ def export(server: Mapping[str, Any]) -> dict[str, Any]:
         "meetings": counts,
         **_last_gradients(server),
     }
-
-
-def read(path: Path) -> dict[str, Any]:
-    """What `export` gave, from its file: bounded, and without pickle."""
-    return npz.read(path, ALWAYS, SOMETIMES)
 
 
 def _last_gradients(server: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,13 +34,8 @@ class TensorBoard:
         self._writers = _module("torch.utils.tensorboard")
         self._loaders = _module("tensorboard.backend.event_processing.event_file_loader")
         self._folder = folder / FOLDER
-        clients = len(setup.federation)
         self._order = np.argsort(-setup.federation.n_train, kind="stable")
-        attack = setup.attack
-        self._honest = {
-            seed: ~np.isin(range(clients), list(attack.attackers(seed, clients) if attack else ()))
-            for seed in setup.experiment.seeds
-        }
+        self._honest = np.ones(len(setup.federation), dtype=np.bool_)
         self._alone: dict[tuple[int, int], Floats] = {}  # seed and round: Local's accuracies
         self._method, self._seed = "", 0
         self._run: Run | None = None
@@ -58,10 +53,10 @@ class TensorBoard:
 
     def begin(self, method: str, seed: int, run: Run) -> None:
         self._run = run
-        self._open(method, seed, run.history)
+        self._open(method, seed, run.history, run.attackers)
 
     def skip(self, outcome: Outcome) -> None:
-        self._open(outcome.method, outcome.seed, outcome.history)
+        self._open(outcome.method, outcome.seed, outcome.history, outcome.attackers)
         self.__exit__()
 
     def round(self, record: dict[str, Any]) -> None:
@@ -74,9 +69,13 @@ class TensorBoard:
 
     # -- event files ---------------------------------------------------------------------------
 
-    def _open(self, method: str, seed: int, history: list[dict[str, Any]]) -> None:
+    def _open(
+        self, method: str, seed: int, history: list[dict[str, Any]], attackers: frozenset[int]
+    ) -> None:
         """One new event file: the rounds of the history, as they were written or from it."""
         self._method, self._seed = method, seed
+        self._honest[:] = True
+        self._honest[sorted(attackers)] = False
         folder = self._folder / method / f"seed-{seed}"
         old = sorted(folder.glob("events.out.tfevents.*"))
         known = self._read(old)
@@ -132,7 +131,7 @@ class TensorBoard:
         """The histogram of the clients' accuracies; what else is known of them."""
         if self._method == "local":
             self._remember(t, accuracies)
-        honest = self._honest[self._seed]
+        honest = self._honest
         known = honest & ~np.isnan(accuracies)
         if not known.any():
             return {}

@@ -46,6 +46,12 @@ def test_a_bad_experiment_is_refused_without_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_reports_are_written_without_torch() -> None:
+    code = "import sys, pgfed.report.page; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_a_command_the_help_is_shown(pgfed: Command) -> None:
     done = pgfed()
     assert done.code == 0

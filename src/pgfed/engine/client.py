@@ -20,6 +20,7 @@ from pgfed.core import (
     Rng,
     State,
     generator,
+    torch_stream,
 )
 from pgfed.data.federation import Federation
 from pgfed.engine.attacks import Attack
@@ -63,10 +64,8 @@ class ClientSide:
                 state = self.algorithm.init_client(self.w0, self.client(client))
             state = on_device(state, self.task.device)
             message = on_device(message, self.task.device)
-            # Dropout and the like draw from torch's global stream: keyed here, put back after.
-            with torch.random.fork_rng(devices=[]), one_thread():
-                key = generator(self.seed, f"torch-{stage}", client, round)
-                _seed_torch(int(key.integers(2**62)), self.task.device)
+            key = generator(self.seed, f"torch-{stage}", client, round)
+            with torch_stream(key, self.task.device), one_thread():
                 return work(client, round, state, message)
         except UserError:
             raise
@@ -120,14 +119,6 @@ class ClientSide:
 
 def on_device(values: State, device: torch.device) -> State:
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()}
-
-
-def _seed_torch(seed: int, device: torch.device) -> None:
-    if device.type == "cpu":
-        # torch.manual_seed formats a stack trace per kind of device: longer than a small batch.
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from pgfed import algorithms, experiment, pairs
+from pgfed import algorithms, experiment
 from pgfed.errors import UserError
 from pgfed.experiment import Experiment
 from pgfed.history import read_history
-from pgfed.stats import Floats, Ints, Pairs
+from pgfed.stats import Floats, Ints, Pairs, read_alpha
 
 NO_ATTACK = "none"
 COLUMNS = ("client", "n_train", "n_test", "best", "final", "last10")
@@ -280,14 +280,14 @@ def _read_alpha(path: Path, clients: int) -> Pairs | None:
     if not path.is_file():
         return None
     try:
-        met = Pairs.read(pairs.read(path))
+        pairs = Pairs.read(read_alpha(path))
     except UserError:
         raise
     except Exception as error:  # arrays that do not fit together raise a dozen kinds
         raise UserError(f"{path}: not a matrix of alphas ({_one_line(error)})") from None
-    if met.clients != clients:
-        raise UserError(f"{path}: {met.clients} clients, but clients.csv has {clients}")
-    return met
+    if pairs.clients != clients:
+        raise UserError(f"{path}: {pairs.clients} clients, but clients.csv has {clients}")
+    return pairs
 
 
 # -- the whole folder --------------------------------------------------------------------------

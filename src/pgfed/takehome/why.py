@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pgfed.errors import UserError
-from pgfed.pairs import read
-from pgfed.stats import Pairs
+from pgfed.stats import Pairs, read_alpha
 from pgfed.takehome.drawing import drawing
 from pgfed.takehome.runs import RunFolder, client_name
 
@@ -117,7 +116,7 @@ def _gradient(run: RunFolder, method: str) -> str:
 def _read(path: Path, client: int, clients: int) -> tuple[Pairs, dict[int, float]]:
     """A by the pairs that met, and each gradient's share of the last auxiliary gradient."""
     try:
-        arrays = read(path)
+        arrays = read_alpha(path)
         pairs = Pairs.read(arrays)
         if pairs.clients != clients:
             raise ValueError(f"{pairs.clients} clients, but clients.csv has {clients}")
