@@ -136,11 +136,16 @@ class Lane:
     """One method on worker processes of its own; a turn is a round, without scoring."""
 
     def __init__(
-        self, method: Algorithm, data: Federation, model: str | Factory = "cnn", workers: int = 0
+        self,
+        method: Algorithm,
+        data: Federation,
+        model: str | Factory = "cnn",
+        workers: int = 0,
+        cohort: int = 0,
     ) -> None:
         self._pool = Process(data, model, workers=workers)
-        # Two clients for each worker: nobody waits long for the last one.
-        cohort = min(len(data), 2 * self._pool.workers)
+        # By default two clients for each worker: nobody waits long for the last one.
+        cohort = min(len(data), cohort or 2 * self._pool.workers)
         self._run = Run(
             method,
             data,

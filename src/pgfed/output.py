@@ -141,7 +141,7 @@ class RunFolder(Keeper):
         document = tomli_w.dumps(self._setup.experiment.document())
         write_atomic(self.path / "experiment.toml", HEADER + document)
         self._json("environment.json", environment(self._setup.federation))
-        self._json("data.json", describe(self._setup.federation))
+        write_atomic(self.path / "data.json", data_text(self._setup.federation))
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
@@ -301,9 +301,11 @@ def _writing(path: Path) -> Iterator[None]:
         raise UserError(f"{where}: cannot be written ({error.strerror or error})") from None
 
 
-def describe(federation: Federation) -> dict[str, Any]:
-    """Who holds what: the content of data.json."""
-    return {"class_names": list(federation.class_names), "clients": federation.table()}
+def data_text(federation: Federation) -> str:
+    """Who holds what: the content of data.json, a line per client."""
+    names = json.dumps(list(federation.class_names))
+    clients = ",\n".join(json.dumps(row, allow_nan=False) for row in federation.table())
+    return f'{{"class_names": {names}, "clients": [\n{clients}\n]}}\n'
 
 
 def csv_text(rows: list[dict[str, Any]]) -> str:
