@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import hashlib
 import json
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -20,7 +21,11 @@ from cli.cli_tools import blobs
 from pgfed.algorithms import METHODS, get
 from pgfed.api import Result
 from pgfed.errors import UserError
+from pgfed.experiment import from_dict
+from pgfed.files import write_atomic
 from pgfed.models import MLP
+from pgfed.output import RunFolder
+from pgfed.runner import prepare
 
 ROUNDS = 12
 CLIENTS = 14
@@ -274,3 +279,42 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             backend="serial",
             out=tmp_path / "run",
         )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_disk_that_is_full_at_the_end_is_one_line_too(tmp_path: Path) -> None:
+    setup = prepare(from_dict({"data": {"clients": 3}}), tmp_path)
+    with (
+        pytest.raises(UserError, match="No space left"),
+        RunFolder(tmp_path / "run", setup) as folder,
+    ):
+        folder._open.enter_context(open("/dev/full", "w")).write("buffered")  # noqa: SIM115
+    with RunFolder(tmp_path / "run", setup, resume=True):  # the lock is free again
+        pass
+
+
+def test_interrupted_while_it_is_made_the_folder_is_complete_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    setup = prepare(from_dict({"data": {"clients": 3}}), tmp_path)
+    with RunFolder(whole, setup):
+        pass
+    for after in range(3):
+        done = 0
+
+        def interrupted(path: Path, data: bytes | str, after: int = after) -> None:
+            nonlocal done
+            if done == after:
+                raise KeyboardInterrupt
+            done += 1
+            write_atomic(path, data)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("pgfed.output.write_atomic", interrupted)
+            with pytest.raises(KeyboardInterrupt), RunFolder(cut, setup, resume=after > 0):
+                pass
+        with RunFolder(cut, setup, resume=True):
+            pass
+        assert sorted(p.name for p in cut.iterdir()) == sorted(p.name for p in whole.iterdir())
+        shutil.rmtree(cut)

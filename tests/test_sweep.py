@@ -337,14 +337,15 @@ def test_a_process_that_dies_is_told_of() -> None:
 def test_nothing_is_left_running(tmp_path: Path) -> None:
     def work(k: int) -> int:
         if k:
-            (tmp_path / str(k)).write_text(str(os.getpid()))
+            (tmp_path / f"{k}.part").write_text(str(os.getpid()))
+            (tmp_path / f"{k}.part").rename(tmp_path / f"{k}.pid")
             signal.pause()
         return k
 
     running = side_by_side(work, range(3), 3)
     assert next(running) == (0, 0)
     running.close()
-    for path in tmp_path.iterdir():
+    for path in tmp_path.glob("*.pid"):
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)
 

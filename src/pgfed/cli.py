@@ -13,7 +13,7 @@ import click
 import typer
 
 from pgfed import __version__, algorithms, bench_command, sweep_command
-from pgfed.errors import UserError
+from pgfed.errors import Interrupted, UserError
 from pgfed.flower import commands as federation
 from pgfed.report import commands as report
 from pgfed.study import commands as study
@@ -59,13 +59,19 @@ def main(argv: list[str] | None = None) -> NoReturn:
 def _main(argv: list[str] | None) -> int:
     global debug
     debug = False
+    # A scheduler that asks a command to end gets what Ctrl+C gets.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return app(args=argv, prog_name="pgfed", standalone_mode=False) or 0
+        code: int = app(args=argv, prog_name="pgfed", standalone_mode=False) or 0
+        # Where nothing else is said of Ctrl+C, typer makes it this code, without a word.
+        return _fail("interrupted", 130) if code == 130 else code
+    except Interrupted as interrupted:
+        return _fail(str(interrupted), 130)
     except UserError as error:
         return _fail(str(error), 2)
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
-    except (KeyboardInterrupt, click.Abort):
+    except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -76,6 +82,8 @@ def _main(argv: list[str] | None) -> int:
         name = type(error).__name__
         what = "" if name == "ClientError" else f"unexpected {name}: "
         return _fail(f"{what}{error} (`pgfed --debug ...` shows the traceback)", 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(message: str, code: int) -> int:
@@ -184,23 +192,18 @@ def resume(
 def _execute(
     setup: Setup, folder: Path, *, resume: bool, tensorboard: bool, quiet: bool, as_json: bool
 ) -> None:
-    from pgfed import api, screens
+    from pgfed import api, output, screens
     from pgfed import report as reports
     from pgfed.progress import progress_for
 
     experiment = setup.experiment
     runs = len(setup.methods) * len(experiment.seeds)
     progress = progress_for(sys.stderr, runs, experiment.rounds, quiet=quiet)
-    # A scheduler that asks the run to end gets what Ctrl+C gets.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with progress:
             result = api.run_setup(setup, folder, progress, resume=resume, tensorboard=tensorboard)
     except KeyboardInterrupt:
-        message = f"interrupted during {progress.where()}; `pgfed resume {folder}` goes on"
-        raise typer.Exit(_fail(message, 130)) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        raise output.interrupted(progress.where(), folder) from None
     page = reports.write_page(folder) if reports.possible() else None
     if as_json:
         print(json.dumps(result.summary, indent=2))

@@ -19,6 +19,10 @@ class UserError(OneLine):
     """A mistake in the input. The command line prints its one line and exits with 2."""
 
 
+class Interrupted(OneLine):
+    """Ctrl+C, with a word on how to go on. The command line prints its line and exits with 130."""
+
+
 def one_line(text: str) -> str:
     """A text of others, fit for a terminal and a log: shortened, control characters spelled out."""
     if len(text) > LONGEST:

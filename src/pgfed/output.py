@@ -24,7 +24,7 @@ import tomli_w
 from pgfed.data.federation import Federation
 from pgfed.engine import Checkpoints, Run
 from pgfed.environment import environment
-from pgfed.errors import UserError
+from pgfed.errors import Interrupted, UserError
 from pgfed.experiment import Experiment, load
 from pgfed.files import FolderLock, write_atomic
 from pgfed.history import line_of, read_history, write_history
@@ -63,6 +63,12 @@ def choose(out: Path | None, name: str) -> Path:
 def is_run(folder: Path) -> bool:
     """Does this folder hold a run, finished or not?"""
     return (folder / "experiment.toml").is_file()
+
+
+def interrupted(where: str, folder: Path, more: str = "") -> Interrupted:
+    """What to say of Ctrl+C: how to go on, if anything has begun. ``more`` follows that."""
+    goes_on = f"; `pgfed resume {folder}` goes on{more}" if is_run(folder) else ""
+    return Interrupted(f"interrupted during {where}{goes_on}")
 
 
 def started(folder: Path) -> Experiment:
@@ -140,12 +146,16 @@ class RunFolder(Keeper):
             return
         document = tomli_w.dumps(self._setup.experiment.document())
         write_atomic(self.path / "experiment.toml", HEADER + document)
-        self._json("environment.json", environment(self._setup.federation))
         write_atomic(self.path / "data.json", data_text(self._setup.federation))
+        # Last: a folder that has it has begun.
+        self._json("environment.json", environment(self._setup.federation))
 
     def __exit__(self, *_: object) -> None:
-        self._open.close()
-        self._lock.release()
+        try:
+            with _writing(self.path):
+                self._open.close()
+        finally:
+            self._lock.release()
 
     def _check_environment(self) -> None:
         """The data must be the same; another torch or CPU may give other last bits."""

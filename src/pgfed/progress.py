@@ -147,8 +147,12 @@ class LiveProgress(Progress):
         self._bar.refresh()
 
     def __enter__(self) -> Self:
-        self._bar.start()
-        self._bar.refresh()
+        try:
+            self._bar.start()
+            self._bar.refresh()
+        except BaseException:
+            self._bar.stop()  # gives the terminal back its cursor
+            raise
         return self
 
     def __exit__(

@@ -55,9 +55,9 @@ def side_by_side(
                 process = context.Process(
                     target=_child, args=(theirs, [*busy, ours], work, item, os.getpid())
                 )
+                busy[ours] = position, process
                 process.start()
                 theirs.close()
-                busy[ours] = position, process
             for ready in wait(list(busy)):
                 conn = ready
                 assert isinstance(conn, Connection)
@@ -65,8 +65,9 @@ def side_by_side(
                 yield position, _result(conn, process)
     finally:
         for conn, (_, process) in busy.items():
-            process.kill()
-            process.join()
+            if process.pid is not None:  # interrupted while it was being started
+                process.kill()
+                process.join()
             conn.close()
 
 

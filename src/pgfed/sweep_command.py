@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pgfed.errors import Interrupted
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -74,12 +76,9 @@ def sweep(
         _run(made, jobs, quiet)
     except KeyboardInterrupt:
         done = len(made.finished())
-        print(
-            f"pgfed: interrupted; {done} of {len(made.tries)} tries are done, the same command "
-            "goes on",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
+        raise Interrupted(
+            f"interrupted; {done} of {len(made.tries)} tries are done, the same command goes on"
+        ) from None
     tried, chosen = made.write()
     if not quiet:
         _show(made, of, tried, chosen)

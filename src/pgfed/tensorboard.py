@@ -45,9 +45,10 @@ class TensorBoard:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        self._writer = self._run = None
+        # First forgotten, then closed: an interrupted close is not tried a second time.
+        writer, self._writer, self._run = self._writer, None, None
+        if writer is not None:
+            writer.close()
 
     # -- a Watcher -----------------------------------------------------------------------------
 

@@ -220,6 +220,25 @@ def test_an_error_in_a_client_is_one_line(
         pgfed("--debug", *words)
 
 
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("pgfed.runner.prepare", "pgfed: interrupted"),
+        ("pgfed.api.run_setup", "pgfed: interrupted during the start"),  # nothing to go on from
+        ("pgfed.report.write_page", "pgfed: interrupted"),
+    ],
+)
+def test_ctrl_c_is_one_line_wherever_it_comes(
+    pgfed: Command, monkeypatch: pytest.MonkeyPatch, where: str, said: str
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGTERM)  # as a scheduler does
+
+    monkeypatch.setattr(where, interrupted)
+    done = pgfed("run", *BOTH, "--set", "rounds=1", "--quiet")
+    assert (done.code, done.err.splitlines()) == (130, [said])
+
+
 def test_ctrl_c_ends_cleanly(tmp_path: Path) -> None:
     running = subprocess.Popen(
         [sys.executable, "-m", "pgfed", "run", "--out", "here", "--set", "rounds=100000"],

@@ -20,8 +20,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import pgfed as package
 from cli.cli_tools import Done, blobs
 from pgfed.errors import UserError
+from pgfed.experiment import from_dict
 from pgfed.report.drawing import BLUE, GAP, VERMILLION
-from pgfed.tensorboard import picture
+from pgfed.runner import prepare
+from pgfed.tensorboard import TensorBoard, picture
 
 Command = Callable[..., Done]
 
@@ -31,7 +33,7 @@ SMALL = [
     *("--set", "data.clients=6", "--set", "data.min_samples=10", "--set", "train.epochs=1"),
     *("--set", "evaluate_every=2", "--set", "engine.backend=serial"),
 ]
-LIMIT = 120  # seconds
+LIMIT = 300  # seconds
 
 
 def events(out: Path, method: str, seed: int = 0) -> EventAccumulator:
@@ -211,3 +213,21 @@ def test_without_tensorboard_it_is_one_line_and_nothing_is_written(
 def test_from_python_it_needs_a_folder() -> None:
     with pytest.raises(UserError, match="say out=DIR"):
         package.run(tensorboard=True)
+
+
+def test_an_interrupted_close_is_not_tried_again(tmp_path: Path) -> None:
+    class Closing:
+        closed = False
+
+        def close(self) -> None:
+            if self.closed:
+                raise OSError("Writer is closed")
+            self.closed = True
+            raise KeyboardInterrupt
+
+    setup = prepare(from_dict({"data": {"clients": 3}}), tmp_path)
+    board = TensorBoard(tmp_path, setup)
+    board._writer = Closing()
+    with pytest.raises(KeyboardInterrupt):
+        board.__exit__()
+    board.__exit__()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -141,17 +142,17 @@ def test_a_failure_to_write_is_reported(tmp_path: Path) -> None:
 def test_interrupted_in_the_middle_of_starting_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    start = Thread.start
+    start = _thread.start_new_thread
 
-    def interrupted(thread: Thread) -> None:
+    def interrupted(work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if begun:
-            start(thread)
+            start(work, arguments)
         raise KeyboardInterrupt
 
     with checkpointed(tmp_path) as (run, saved):
         run.step()
         with monkeypatch.context() as patched:
-            patched.setattr(Thread, "start", interrupted)
+            patched.setattr(_thread, "start_new_thread", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 saved.save(run)
         saved.settle()

@@ -256,7 +256,7 @@ def ended(folder: str, seconds: float = 30.0) -> bool:
     while processes_in(folder):
         if time.monotonic() > deadline:
             return False
-        os.sched_yield()
+        time.sleep(0.05)
     return True
 
 

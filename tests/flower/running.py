@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,15 +14,10 @@ from typing import Any, Self
 
 from flower import small
 from pgfed.flower.folder import FederationFolder
+from pgfed.flower.processes import free_port
 
 PGFED = [sys.executable, "-m", "pgfed", "federation"]
 PATIENCE = 300.0  # seconds; on a busy machine everything takes long
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(happened: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:

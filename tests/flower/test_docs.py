@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flower.running import Running, free_port, until
+from flower.running import Running, until
+from pgfed.flower.processes import free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 

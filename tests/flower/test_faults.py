@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from flower import small
-from flower.running import Running, descendants, free_port, until
+from flower.running import Running, descendants, until
 from flower.small import assert_same_as_serial, history
 from pgfed import algorithms
 from pgfed.flower.keys import make_site_key
-from pgfed.flower.processes import environment
+from pgfed.flower.processes import environment, free_port
 
 pytestmark = pytest.mark.nightly
 

@@ -125,7 +125,7 @@ def test_interrupted_is_uninterrupted(tmp_path: Path, monkeypatch: pytest.Monkey
     (best,) = seed.glob("models-round-*")
     assert best.name == f"models-round-{whole['round']:06}"
     # The checkpoint of that round is lost: it is run again, over the models that are there.
-    (seed / f"checkpoint/round-{whole['round']:06}.json").unlink()
+    (seed / f"checkpoint/round-{whole['round']:06}.json").unlink(missing_ok=True)
     (best / "manifest.json").unlink()
     assert go("cut", resume=True) == whole
     assert not list(seed.glob("models-round-*"))

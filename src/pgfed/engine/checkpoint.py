@@ -8,11 +8,11 @@ damaged afterwards costs one round and not the run.
 
 from __future__ import annotations
 
+import _thread
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -52,7 +52,8 @@ class Checkpoints:
         entries = run.store.entries()
         self._writing = Future()
         work = (run.round, cut, meta, run.store, entries)
-        Thread(target=self._fulfil, args=(self._writing, work), daemon=False).start()
+        # Not a Thread, whose start() takes locks that an interrupt could leave taken.
+        _thread.start_new_thread(self._fulfil, (self._writing, work))
 
     def wait(self) -> None:
         """Until the last checkpoint is on disk; raises what went wrong while writing it."""

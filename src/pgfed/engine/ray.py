@@ -19,6 +19,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -214,11 +215,15 @@ class Ray(Backend):
 
     def _initialize(self, **options: Any) -> None:
         handler = signal.getsignal(signal.SIGTERM)
-        self._ray.init(**options, log_to_driver=False, logging_level="ERROR")
-        self._connected = True
-        # Ray sets handlers of its own: being told to end stays the caller's to handle.
-        if handler is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
+        self._connected = True  # ours to end, even if interrupted half-way
+        try:
+            self._ray.init(**options, log_to_driver=False, logging_level="ERROR")
+        except SystemExit:  # so do Ray's handlers answer SIGTERM meanwhile
+            raise KeyboardInterrupt from None
+        finally:
+            # Ray sets handlers of its own: being told to end stays the caller's to handle.
+            if handler is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)
 
     # -- actors --------------------------------------------------------------------------------
 
@@ -359,7 +364,11 @@ class Ray(Backend):
                 self._ray.shutdown()
             self._connected = False
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            for _ in range(50):  # while Ray's last processes end, they may still write
+                shutil.rmtree(self._folder, ignore_errors=True)
+                if not os.path.exists(self._folder):
+                    break
+                time.sleep(0.1)
             self._folder = None
         self._ray = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import secrets
 import signal
 import socket
@@ -46,6 +47,7 @@ def start(command: list[str], env: dict[str, str], log: Path | None) -> subproce
     parent = os.getpid()
 
     def die_with_parent() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the parent's to handle
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
             if os.getppid() != parent:
@@ -153,7 +155,7 @@ def attend(folder: SiteFolder, data: str, say: Callable[[str], None]) -> None:
     secret = folder.states / "worker.secret"  # between SuperNode and worker, on this machine
     secret.unlink(missing_ok=True)
     write_private(secret, secrets.token_bytes(32))
-    port = _free_port()
+    port = free_port()
     env = environment(folder.states / "flwr")
     node = [
         *("flower-supernode", "--superlink", folder.file.server),
@@ -192,8 +194,14 @@ def attend(folder: SiteFolder, data: str, say: Callable[[str], None]) -> None:
                 stop(child)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port() -> int:
+    """A port of this machine that nothing uses.
+
+    From below those that systems hand out by themselves: it is still free a little later.
+    """
+    for _ in range(100):
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise UserError("found no free port between 20000 and 32000")

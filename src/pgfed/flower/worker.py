@@ -7,6 +7,7 @@ only: no code from the server is executed at a site.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import sys
@@ -69,7 +70,8 @@ def _do(site: Site, task: RuntimeHttpClient) -> None:
     except (httpx.HTTPError, RuntimeError) as error:
         log.warning("a message could not be answered: %s", error)
     finally:
-        heartbeat.stop()
+        with contextlib.suppress(RuntimeError):  # it had stopped by itself
+            heartbeat.stop()
         task.close()
 
 

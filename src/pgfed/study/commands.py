@@ -211,7 +211,7 @@ def _start(
         return read(from_run, root, methods)
     loaded = adapt(experiments.load(file, settings or [], smoke=smoke))
 
-    from pgfed.output import choose
+    from pgfed.output import choose, interrupted
     from pgfed.progress import progress_for
     from pgfed.study.start import read, train
 
@@ -221,12 +221,8 @@ def _start(
     try:
         train(loaded, folder, root, progress)
     except KeyboardInterrupt:
-        print(
-            f"pgfed: interrupted during {progress.where()}; `pgfed resume {folder}` goes on, and "
-            f"the study takes it up with --from {folder}",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
+        more = f", and the study takes it up with --from {folder}"
+        raise interrupted(progress.where(), folder, more) from None
     return read(folder, root, methods)
 
 
