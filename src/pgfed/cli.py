@@ -70,7 +70,7 @@ def _main(argv: list[str] | None) -> int:
     except UserError as error:
         return _fail(str(error), 2)
     except click.ClickException as error:
-        return _fail(error.format_message(), 2)
+        return _fail(error.format_message() + _as_setting(error), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
@@ -84,6 +84,18 @@ def _main(argv: list[str] | None) -> int:
         return _fail(f"{what}{error} (`pgfed --debug ...` shows the traceback)", 1)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _as_setting(error: click.ClickException) -> str:
+    """For one who writes --rounds 3: keys of the experiment file are set otherwise."""
+    if not isinstance(error, click.NoSuchOption):
+        return ""
+    from pgfed.experiment import Experiment
+    from pgfed.schema import dotted
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    found = [key for key in dotted(Experiment) if name in (key, key.rpartition(".")[2])]
+    return f" For a key of the experiment: --set {found[0]}=VALUE." if found else ""
 
 
 def _fail(message: str, code: int) -> int:
@@ -118,7 +130,9 @@ def run(
     experiment: ExperimentFile = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The run folder; by default runs/NAME."),
+        typer.Option(
+            metavar="DIR", help="The run folder; by default runs/NAME, or runs/NAME-2 and so on."
+        ),
     ] = None,
     settings: Settings = None,
     data_root: DataRoot = None,
@@ -182,10 +196,9 @@ def resume(
 ) -> None:
     """Go on with a run that was cut short: the result is that of a run that was not."""
     from pgfed import experiment as experiments
-    from pgfed import output
     from pgfed.runner import prepare
 
-    setup = prepare(output.started(folder), experiments.data_root(data_root))
+    setup = prepare(experiments.of_run(folder), experiments.data_root(data_root))
     _execute(setup, folder, resume=True, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
 
 

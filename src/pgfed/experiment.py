@@ -185,6 +185,17 @@ class Experiment(Table):
         return document
 
 
+def of_run(folder: Path) -> Experiment:
+    """The experiment of a run folder."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the folder of a run")
+    if not (folder / "experiment.toml").is_file():
+        raise UserError(f"{folder}: not a run folder (it holds no experiment.toml)")
+    if (folder / "federation.toml").is_file():
+        raise UserError(f"{folder}: holds a federation; its run is {folder / 'run'}")
+    return load(folder / "experiment.toml")
+
+
 def data_root(given: str | Path | None) -> Path:
     """Where the data sets' files lie: as given, else $PGFED_DATA, else ./data."""
     return Path(given or os.environ.get("PGFED_DATA") or "data").expanduser()

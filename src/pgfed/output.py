@@ -25,7 +25,7 @@ from pgfed.data.federation import Federation
 from pgfed.engine import Checkpoints, Run
 from pgfed.environment import environment
 from pgfed.errors import Interrupted, UserError
-from pgfed.experiment import Experiment, load
+from pgfed.experiment import Experiment, of_run
 from pgfed.files import FolderLock, write_atomic
 from pgfed.history import line_of, read_history, write_history
 from pgfed.modelfiles import complete_models, write_models
@@ -71,18 +71,9 @@ def interrupted(where: str, folder: Path, more: str = "") -> Interrupted:
     return Interrupted(f"interrupted during {where}{goes_on}")
 
 
-def started(folder: Path) -> Experiment:
-    """The experiment of a run folder that is to be gone on with."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such run folder")
-    if not is_run(folder):
-        raise UserError(f"{folder}: is not a run folder (it has no experiment.toml)")
-    return load(folder / "experiment.toml", [])
-
-
 def check_same(experiment: Experiment, folder: Path) -> None:
     """Refuse to go on with another experiment. Where it is run may differ: the result does not."""
-    asked, held = (flattened(e.document()) for e in (experiment, started(folder)))
+    asked, held = (flattened(e.document()) for e in (experiment, of_run(folder)))
     place = {f"engine.{key}" for key in PLACE}
     for key in sorted((asked.keys() | held.keys()) - place):
         if asked.get(key) != held.get(key):

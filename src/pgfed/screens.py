@@ -160,7 +160,12 @@ def datasets(rows: Sequence[Mapping[str, Any]], root: Path) -> None:
     ]
     screen.print(table(columns, cells))
     screen.print(f"Files are looked for under {root}.", markup=False, soft_wrap=True)
-    screen.print("Own data: npz:PATH (arrays x, y) or folder:PATH (PATH/<class>/*).", markup=False)
+    screen.print(
+        "Own data: npz:PATH (arrays x and y; if you like client, domain, split, class_names) or "
+        "folder:PATH (PATH/<class>/*).",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:

@@ -28,7 +28,7 @@ def sweep(
             "--grid",
             metavar="KEY=V1,V2,...",
             help="Values to try, e.g. train.lr=0.1,0.01 (each method by itself) or "
-            "method.pgfed.mu=0.1,0.01; over [sweep] in the file. Without any, the paper's grids.",
+            "method.pgfed.mu=0.1,0.01; over the file's sweep table. By default the paper's grids.",
         ),
     ] = None,
     out: Annotated[

@@ -11,6 +11,7 @@ from pgfed.words import percent, points, size
 
 if TYPE_CHECKING:
     from pgfed.runner import Outcome
+    from pgfed.stats import Floats
 
 COLUMNS = (
     "method",
@@ -37,7 +38,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[dict[str, str]]:
             "" if method == "local" else points(mean(runs, "gain_mean")),
             "" if method == "local" else _number(gained),
             "" if method == "local" else _number([run.summary["clients_harmed"] for run in runs]),
-            size(sum(run.summary["bytes_down"] + run.summary["bytes_up"] for run in runs)),
+            size(np.mean([run.summary["bytes_down"] + run.summary["bytes_up"] for run in runs])),
             f"{np.mean([run.summary['images_per_second'] for run in runs]):,.0f}",
         )
         table.append(dict(zip(COLUMNS, values, strict=True)))
@@ -61,11 +62,11 @@ def sentence(outcomes: Sequence[Outcome]) -> str:
             return f"Clients that train alone reach {percent(known['local'])}; nothing to compare."
         text = f"Federating did not help here: no method beats Local's {percent(known['local'])}"
     else:
-        gained = _number([run.gained for run in runs[best]])
-        harmed = _number([run.summary["clients_harmed"] for run in runs[best]])
+        gain = _gains(runs[best])
         text = (
-            f"Federating helped: with {best} {gained} of {clients} clients do better than alone, "
-            f"{harmed} worse; on average {percent(known['local'])} becomes {percent(known[best])}"
+            f"Federating helped: with {best} {(gain > 0).sum()} of {clients} clients do better "
+            f"than alone, {(gain < 0).sum()} worse; on average {percent(known['local'])} becomes "
+            f"{percent(known[best])}"
         )
     if "pgfed" in known and CONTROL in known:
         text += (
@@ -78,6 +79,15 @@ def sentence(outcomes: Sequence[Outcome]) -> str:
 def mean(runs: Sequence[Outcome], key: str) -> float | None:
     values = [run.summary[key] for run in runs if run.summary[key] is not None]
     return float(np.mean(values)) if values else None
+
+
+def _gains(runs: Sequence[Outcome]) -> Floats:
+    """Each honest client's gain over Local, its mean over the seeds, as in the report."""
+    known = [run for run in runs if run.gain is not None]
+    attacks = [np.isin(np.arange(run.n_clients), sorted(run.attackers)) for run in known]
+    gains = np.ma.masked_invalid([run.gain for run in known])
+    found: Floats = np.ma.masked_where(attacks, gains).mean(axis=0).compressed()
+    return found
 
 
 def _by_method(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:

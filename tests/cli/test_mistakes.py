@@ -226,3 +226,20 @@ def _refused(pgfed: Callable[..., Done], folder: Path, argv: list[str], words: l
     for word in words:
         assert word in done.line
     assert tree(folder) == before
+
+
+def test_a_federations_folder_is_not_taken_for_a_run(
+    pgfed: Callable[..., Done], tmp_path: Path
+) -> None:
+    for name in ("experiment.toml", "federation.toml"):
+        (tmp_path / name).write_text("")
+    for command in ("report", "resume", "watch"):
+        done = pgfed(command, tmp_path)
+        assert done.code == 2
+        assert done.line.endswith(f"holds a federation; its run is {tmp_path / 'run'}")
+
+
+def test_a_key_of_the_experiment_given_as_an_option(pgfed: Callable[..., Done]) -> None:
+    done = pgfed("run", "--rounds", 3)
+    assert done.code == 2
+    assert done.line.endswith("--set rounds=VALUE.")

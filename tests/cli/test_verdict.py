@@ -51,9 +51,20 @@ def test_rows_are_means_over_the_seeds() -> None:
         "gain over Local": "+6.2",
         "clients gained": "1",
         "clients harmed": "0.5",
-        "sent": "3 kB",
+        "sent": "1.5 kB",
         "images/s": "180",
     }
+
+
+def test_the_sentence_counts_clients_by_their_mean_over_the_seeds() -> None:
+    said = verdict.sentence(
+        [
+            outcome("local", LOCAL, LOCAL),
+            outcome("pgfed", BETTER, LOCAL),
+            outcome("pgfed", [0.5, 0.75, 0.5, 0.25], LOCAL, seed=1),
+        ]
+    )
+    assert "with pgfed 3 of 4 clients do better than alone, 1 worse" in said
 
 
 def test_federating_helped() -> None:

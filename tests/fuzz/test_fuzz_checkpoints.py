@@ -21,6 +21,7 @@ from pgfed import history, output
 from pgfed.algorithms import get
 from pgfed.core import State
 from pgfed.engine import Checkpoints, ClientStore, Run
+from pgfed.experiment import of_run
 from pgfed.files import sha256, state_from_bytes, state_to_bytes
 from pgfed.output import RunFolder
 from pgfed.report.load import load as load_for_report
@@ -199,7 +200,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Setup]:
         backend="serial",
         out=folder / "run",
     )
-    return folder / "run", prepare(output.started(folder / "run"), folder)
+    return folder / "run", prepare(of_run(folder / "run"), folder)
 
 
 def gone_on_with(folder: Path, setup: Setup) -> list[str]:

@@ -94,10 +94,11 @@ def test_who_is_left_out_by_krum_is_on_record(folders: dict[str, Path]) -> None:
 
 
 def test_a_finished_run_remembers_its_attackers(folders: dict[str, Path]) -> None:
-    from pgfed.output import RunFolder, started
+    from pgfed.experiment import of_run
+    from pgfed.output import RunFolder
     from pgfed.runner import prepare
 
-    setup = prepare(started(folders["attacked"]), Path())
+    setup = prepare(of_run(folders["attacked"]), Path())
     with RunFolder(folders["attacked"], setup, resume=True) as kept:
         outcome = kept.finished("fedavg", 1)
     assert outcome is not None

@@ -258,15 +258,24 @@ def _folder(name: str, path: Path, image_size: int | None) -> Dataset:
 # ------------------------------------------------------------------------------ named data sets
 
 
+def office_home_by_hand(root: Path) -> str:
+    """It has no direct download: how to get it."""
+    return (
+        "get it from https://www.hemanthdv.org/officeHomeDataset.html and unpack it so that "
+        f"{root / OFFICE_HOME_FOLDERS[0]} holds Art, Clipart, Product, Real World"
+    )
+
+
 def _missing(name: str, file: Path | str, root: Path | None) -> UserError:
     if root is None:
         return UserError(
             f"{name}: no data root given to look for {file}; pass --data-root PATH, after "
             f"`pgfed data fetch {name}`"
         )
-    return UserError(
-        f"{name}: {file} is missing (data root {root}); get it with `pgfed data fetch {name}`"
-    )
+    how = f"get it with `pgfed data fetch {name}`"
+    if name == "office-home":
+        how = office_home_by_hand(root)
+    return UserError(f"{name}: {file} is missing (data root {root}); {how}")
 
 
 def _digits(root: Path | None) -> Dataset:

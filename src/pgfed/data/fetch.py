@@ -154,11 +154,8 @@ def _source(name: str, root: Path, base_url: str | None) -> Source:
     if name == "digits":
         raise UserError("digits: comes with scikit-learn, nothing to fetch")
     if name == "office-home":
-        raise UserError(
-            "office-home: has no direct download; get it from "
-            "https://www.hemanthdv.org/officeHomeDataset.html and unpack it so that "
-            f"{root / datasets.OFFICE_HOME_FOLDERS[0]} holds Art, Clipart, Product, Real World"
-        )
+        how = datasets.office_home_by_hand(root)
+        raise UserError(f"office-home: has no direct download; {how}")
     if name not in SOURCES:
         raise unknown("data set", name, SOURCES)
     if base_url is not None and not base_url.startswith(("http://", "https://")):

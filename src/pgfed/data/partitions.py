@@ -76,7 +76,7 @@ def _check(dataset: Dataset, clients: int, alpha: float, seed: int, min_samples:
     if clients * min_samples > n:
         raise UserError(
             f"data.min_samples: found {min_samples}, but {n} samples over {clients} clients are "
-            f"{n // clients} each; allowed: at most that"
+            f"{n // clients} each; allowed: at most that, or fewer data.clients"
         )
 
 

@@ -143,12 +143,7 @@ class Folder:
 
 def load(path: Path) -> Folder:
     """Read a run folder; runs that have not finished are named, not read."""
-    if not path.is_dir():
-        raise UserError(f"{path}: no such folder; give the folder of a run")
-    toml = path / "experiment.toml"
-    if not toml.is_file():
-        raise UserError(f"{path}: not a run folder (it holds no experiment.toml)")
-    found = experiment.load(toml)
+    found = experiment.of_run(path)
     runs: dict[str, dict[int, SeedRun]] = {}
     unfinished = []
     table: list[dict[str, str]] = []  # of the first finished run; the others have the same clients
@@ -172,7 +167,7 @@ def load(path: Path) -> Folder:
     return Folder(
         path=path,
         experiment=found,
-        text=toml.read_text(encoding="utf-8"),
+        text=(path / "experiment.toml").read_text(encoding="utf-8"),
         environment=_read_object(path / "environment.json"),
         clients=_clients(table, first, path / "data.json"),
         runs=runs,

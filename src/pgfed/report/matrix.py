@@ -81,7 +81,7 @@ def _what_a_says(start: float, run: str, found: Helpfulness) -> str:
         f"the row means fall with a client's size; here r is {correlation(found.column_size)} and "
         f"{correlation(found.row_size)}, per step of alpha "
         f"{correlation(found.column_per_step_size)} and {correlation(found.row_per_step_size)}. "
-        "What is gone per step was the number of steps, which grows with size."
+        "Counted per step, it no longer matters that larger clients take more of them."
     )
 
 

@@ -152,8 +152,8 @@ def _setting(group: Group) -> list[str]:
     if not told:
         return [
             f"The paper has no accuracies of {group.title}; the bytes relative to FedAvg's do not "
-            "depend on the data, but in the first round nobody has gradients to send: the fewer "
-            "the rounds, the smaller the ratio."
+            "depend on the data, but in the first round the server has no gradients to send: the "
+            "fewer the rounds, the smaller the ratio."
         ]
     if len(told) == 1:
         return [f"Differs from the paper's setting in: {text}." for text in told]

@@ -45,11 +45,8 @@ class Watched:
     """A run folder that may still grow; files that did not change are not read again."""
 
     def __init__(self, folder: Path) -> None:
-        toml = folder / "experiment.toml"
-        if not toml.is_file():
-            raise UserError(f"{folder}: not a run folder (it holds no experiment.toml)")
+        self.experiment = experiment.of_run(folder)
         self.folder = folder
-        self.experiment = experiment.load(toml)
         self._known: dict[Path, tuple[int, Progress]] = {}
 
     def progress(self) -> list[Progress]:

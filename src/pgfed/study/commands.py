@@ -28,7 +28,10 @@ From = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="The run folder of what is trained; by default runs/NAME."),
+    typer.Option(
+        metavar="DIR",
+        help="The run folder of what is trained; by default runs/NAME, runs/NAME-2 ...",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -28,12 +28,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        if not path.is_dir():
-            raise UserError(f"{path}: no such folder; give the folder of a run")
-        toml = path / "experiment.toml"
-        if not toml.is_file():
-            raise UserError(f"{path}: not a run folder (it holds no experiment.toml)")
-        return cls(path, experiments.load(toml))
+        return cls(path, experiments.of_run(path))
 
     @property
     def methods(self) -> list[str]:

@@ -89,6 +89,7 @@
   }
 
   function render(plot, data, layout) {
+    const narrow = plot.clientWidth < 400; // the buttons would lie on the figure's own words
     Plotly.react(plot, data, {
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
@@ -96,7 +97,7 @@
       font,
       hoverlabel: hover,
       dragmode: coarse ? false : "zoom", // on a phone a finger scrolls the page
-    }, config);
+    }, { ...config, displayModeBar: narrow ? false : "hover" });
   }
 
   function shown(trace, client, shapes) {
