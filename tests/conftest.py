@@ -14,8 +14,7 @@ import torch
 
 torch.set_num_threads(1)
 
-# The same examples in every run: a release does not turn red by chance. The nightly suite of
-# tests/fuzz draws its own.
+# The same examples in every run: a release does not turn red by chance.
 hypothesis.settings.register_profile(
     "pgfed",
     derandomize=True,

@@ -41,17 +41,15 @@ def bench(
     CIFAR-10's shapes with random pixels, 50 clients, five local epochs, the paper's CNN.
     """
     sizes = [_size(text) for text in batch.split(",")]
+    names = list(algorithms.METHODS) if methods == ["all"] else methods
+    for name in names or ():
+        algorithms.get(name)  # an unknown one is refused before anything is imported or measured
 
     from dataclasses import asdict
 
     from pgfed import bench as speeds
 
-    names = methods or speeds.of_paper()
-    if methods == ["all"]:
-        names = list(algorithms.METHODS)
-    for name in names:
-        algorithms.get(name)  # an unknown one is refused before anything is measured
-
+    names = names or speeds.of_paper()
     found: list[Speed] = []
     for size in sizes:
         for speed in speeds.measure(names, size, seconds=seconds, workers=workers):
