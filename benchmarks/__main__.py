@@ -22,6 +22,7 @@ from pgfed.files import write_atomic
 PARTS = {
     "startup": "Start-up",
     "speed": "Training speed",
+    "step": "What a training step is made of",
     "rounds": "Whole rounds",
     "workers": "Workers, and a busy machine",
     "server": "PGFed's server step",

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from pgfed.engine.client import ClientError, keep_memory, one_thread
+from pgfed.engine.client import ClientError, become_worker, one_thread
 from pgfed.engine.process import available_cores
 from pgfed.errors import UserError
 
@@ -97,8 +97,7 @@ def _child(
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         return
-    torch.set_num_threads(1)
-    keep_memory()
+    become_worker()
     told: dict[str, Any]
     try:
         told = {"result": work(item)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import time
 from collections.abc import Iterator
@@ -135,13 +136,20 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def keep_memory() -> None:
-    """Let glibc keep freed blocks: activations are not returned to the kernel at every step."""
+def become_worker() -> None:
+    """Set up a process that does nothing but train: one thread, and memory stays where it is."""
+    torch.set_num_threads(1)
+    # What was imported stays: the garbage collector need not look at it again, nor, in a forked
+    # worker, make copies of pages that are shared with the parent.
+    gc.freeze()
     if sys.platform == "linux":
         try:
             libc = ctypes.CDLL("libc.so.6")
+            # glibc keeps freed blocks: activations do not go back to the kernel at every step.
             libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
             # M_MMAP_THRESHOLD; older versions of glibc refuse more than 32 MiB.
             libc.mallopt(-3, 1 << 30) or libc.mallopt(-3, 1 << 25)
+            # M_MXFAST: without fast bins, freeing an activation does not sweep them.
+            libc.mallopt(1, 0)
         except (OSError, AttributeError):
             pass  # another C library: nothing to tune

@@ -25,7 +25,7 @@ from pgfed.core import Message, State
 from pgfed.data.federation import Federation
 from pgfed.engine import wire
 from pgfed.engine.backend import Backend, Payload
-from pgfed.engine.client import ClientError, ClientSide, keep_memory
+from pgfed.engine.client import ClientError, ClientSide, become_worker
 from pgfed.engine.queue import Queue
 from pgfed.errors import UserError
 from pgfed.models import Factory
@@ -173,8 +173,7 @@ def _work(conn: Connection, inherited: list[Connection], side: ClientSide, paren
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
             return
-    torch.set_num_threads(1)
-    keep_memory()
+    become_worker()
     common: Message = {}
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -35,7 +35,7 @@ import pgfed
 from pgfed.core import Message, State
 from pgfed.data.federation import Federation
 from pgfed.engine.backend import Backend, Payload
-from pgfed.engine.client import ClientError, ClientSide, keep_memory
+from pgfed.engine.client import ClientError, ClientSide, become_worker
 from pgfed.engine.process import available_cores
 from pgfed.engine.queue import ATTEMPTS, Queue
 from pgfed.errors import UserError
@@ -379,8 +379,7 @@ class _Actor:
     def __init__(self, path: list[str]) -> None:
         # What the driver can import (a user's own model), an actor can where the folders exist.
         sys.path += [folder for folder in path if folder not in sys.path]
-        torch.set_num_threads(1)
-        keep_memory()
+        become_worker()
         self._federation: Federation | None = None
         self._known = ""
         self._common: Message = {}

@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import httpx
-import torch
 from flwr.app import Context, Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -30,7 +29,7 @@ from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from pgfed.engine.client import keep_memory
+from pgfed.engine.client import become_worker
 from pgfed.errors import UserError
 from pgfed.flower.apps import ACTION
 from pgfed.flower.folder import SiteFolder
@@ -97,8 +96,7 @@ def main() -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     # Ctrl+C is the parent's to handle; Flower's heartbeat raises it too, for a task given up on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    keep_memory()
+    become_worker()
     try:
         site = Site(SiteFolder(Path(folder)), data)
     except UserError as error:
