@@ -141,7 +141,9 @@ def sgd(
     train: TrainConfig,
     *,
     velocity: Tensor | None = None,
+    constant: Tensor | None = None,
     extra: Extra | None = None,
+    before: Callable[[Tensor], None] | None = None,
     after: Callable[[Tensor], None] | None = None,
     part: Part = "all",
     epochs: int | None = None,
@@ -152,10 +154,11 @@ def sgd(
 ) -> tuple[Tensor, Tensor]:
     """Mini-batch SGD with momentum from ``theta``: v <- rho v + g, theta <- theta - eta v.
 
-    ``extra`` adds the terms of the gradient that are not the loss's; ``after`` sees theta after
-    each step. Where ``part`` is not all, the other part rests: its values, and its velocity too.
-    ``clip`` bounds the norm of g (0: no bound). Returns the new (theta, velocity); what was
-    passed in stays as it was.
+    Terms of the gradient g that are not the loss's: ``constant`` is the same in every step,
+    ``extra`` adds what depends on theta. ``before`` and ``after`` see theta around each step.
+    Where ``part`` is not all, the other part rests: its values, and its velocity too. ``clip``
+    bounds the norm of g (0: no bound). Returns the new (theta, velocity); what was passed in stays
+    as it was.
     """
     lr = train.lr if lr is None else lr
     rho = train.momentum if momentum is None else momentum
@@ -167,6 +170,7 @@ def sgd(
     moving, speed = step[moved], v[moved]
     # The gradient is collected in the momentum buffer itself: one pass over memory less.
     g = torch.empty_like(v) if clip else v
+    rest = None if constant is None else constant[moved]
     for x, y in batches(
         data,
         train.batch_size,
@@ -174,9 +178,16 @@ def sgd(
         epochs=train.epochs if epochs is None else epochs,
         purpose=purpose,
     ):
-        speed.mul_(rho)
+        if before is not None:
+            before(step)
+        if rest is None or clip:
+            speed.mul_(rho)
+        else:
+            torch.add(rest, speed, alpha=rho, out=speed)
         if clip:
             g.zero_()
+            if rest is not None:
+                g[moved] = rest
         if extra is not None:
             extra(step, g)
         task.add_gradient(theta, x, y, g, part=part)

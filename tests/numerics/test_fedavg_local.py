@@ -128,6 +128,57 @@ def test_sgd_is_torch_sgd() -> None:
     torch.testing.assert_close(v, torch.cat(buffers), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+@pytest.mark.parametrize("part", ["all", "base", "head"])
+def test_a_constant_term_belongs_to_the_gradient(part: Any, clip: float) -> None:
+    torch.manual_seed(0)
+    module, twin = TorchNet(4, 5, 3), TorchNet(4, 5, 3)
+    twin.load_state_dict(module.state_dict())
+    task = Task(module, (4,))
+    x, y = PROBLEM[0]
+    data = Shard(torch.from_numpy(x).float(), torch.from_numpy(y))
+    train = TrainConfig(epochs=3, batch_size=4, lr=0.05, momentum=0.9)
+    constant = 0.3 * torch.randn(task.d)
+    seen: list[Tensor] = []
+    theta, _ = sgd(
+        task,
+        task.initial(),
+        data,
+        Rng(0, 0, 1),
+        train,
+        constant=constant,
+        before=lambda w: seen.append(w.clone()),
+        after=lambda w: seen.append(w.clone()),
+        part=part,
+        clip=clip,
+    )
+    moved = {"all": slice(None), "base": slice(task.layout.b), "head": slice(task.layout.b, None)}
+    moving, terms, at = [], [], 0
+    for p in twin.parameters():
+        entries = range(at, at := at + p.numel())
+        if entries[0] in range(task.d)[moved[part]]:
+            moving.append(p)
+            terms.append(constant[entries.start : entries.stop].view_as(p))
+    optimizer = torch.optim.SGD(moving, lr=0.05, momentum=0.9)
+    steps = 0
+    for xb, yb in batches(data, 4, Rng(0, 0, 1), epochs=3):
+        optimizer.zero_grad()
+        F.cross_entropy(twin(xb), yb).backward()
+        for p, term in zip(moving, terms, strict=True):
+            p.grad += term
+        if clip:
+            nn.utils.clip_grad_norm_(moving, clip)
+        optimizer.step()
+        steps += 1
+    flat = torch.cat([p.detach().flatten() for p in twin.parameters()])
+    torch.testing.assert_close(theta, flat, rtol=0, atol=1e-6)
+    assert torch.equal(seen[0], task.initial())
+    assert len(seen) == 2 * steps
+    assert torch.equal(seen[-1], theta)
+    for after, before in zip(seen[1:-1:2], seen[2::2], strict=True):
+        assert torch.equal(after, before)
+
+
 @pytest.mark.parametrize(
     ("n", "size", "expected"), [(11, 4, [4, 4]), (8, 4, [4, 4]), (7, 10, [7]), (5, 0, [5])]
 )

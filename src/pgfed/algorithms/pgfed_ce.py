@@ -74,15 +74,21 @@ class PGFedCE(Algorithm):
         ids = message.get("ids", state["alpha_ids"][:0])
         alpha = pairs.row(state, ids)
 
-        def add_aux(theta: Tensor, gradient: Tensor) -> None:
+        def descend_alpha(theta: Tensor) -> None:
             if len(ids):
                 alpha.sub_(message["costs"], alpha=self.alpha_lr)
                 if self.alpha_clamp:
                     alpha.clamp_(min=0)
-                gradient.add_(message["aux"])
 
         theta, v = sgd(
-            task, message["w"], data, rng, self.train, velocity=state.get("v"), extra=add_aux
+            task,
+            message["w"],
+            data,
+            rng,
+            self.train,
+            velocity=state.get("v"),
+            constant=message.get("aux"),
+            before=descend_alpha,
         )
         risk = risks.expand(task, theta, data, rng, self.train, full=self.full_grad)
         new = {"w": theta, **pairs.with_row(state, ids, alpha), **self.keep(v=v)}

@@ -84,15 +84,17 @@ class PGFedMo(Algorithm):
                 if self.alpha_clamp:
                     alpha.clamp_(min=0)
 
-        def add_aux(theta: Tensor, gradient: Tensor) -> None:
-            if not post:
-                descend_alpha(theta)
-            if len(ids) and aux is not None:
-                gradient.add_(aux)
-
-        w, v = message["w"], state.get("v")
-        after = descend_alpha if post else None
-        theta, v = sgd(task, w, data, rng, self.train, velocity=v, extra=add_aux, after=after)
+        theta, v = sgd(
+            task,
+            message["w"],
+            data,
+            rng,
+            self.train,
+            velocity=state.get("v"),
+            constant=aux if len(ids) else None,
+            before=None if post else descend_alpha,
+            after=descend_alpha if post else None,
+        )
         risk = risks.expand(task, theta, data, rng, self.train, full=self.full_grad)
         new = {"w": theta, **pairs.with_row(state, ids, alpha), **self.keep(v=v)}
         if aux is not None:
