@@ -48,7 +48,7 @@ class Beside:
     def end(self, outcome: Outcome) -> None: ...
 
 
-def run(samples: int = 300, rounds: int = 2, epochs: int = EPOCHS) -> Iterator[str]:
+def run(samples: int = 300, rounds: int = 5, epochs: int = EPOCHS) -> Iterator[str]:
     data = random_federation(samples)
     rows, verdicts = [], []
     for (method, batch), must in LIMITS.items():
