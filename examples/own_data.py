@@ -23,7 +23,10 @@ def three_hospitals() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 if __name__ == "__main__":
     result = pgfed.run(
-        three_hospitals(), methods=["local", "fedavg", "fedavg-local", "pgfed"], rounds=20
+        three_hospitals(),
+        methods=["local", "fedavg", "fedavg-local", "pgfed"],
+        rounds=20,
+        cohort=1.0,  # so few take part in every round
     )
     print(result.table())
     print(result.clients("pgfed"))

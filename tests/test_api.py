@@ -179,6 +179,14 @@ def test_models_that_were_not_kept() -> None:
         result.model(0, "pgfed", 5)
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    options = QUICK | {"rounds": np.int64(1), "lr": np.float64(0.1), "seeds": np.arange(2)}
+    result = pgfed.run(arrays(), clients=4, **options)
+    assert result.experiment.rounds == 1
+    assert result.experiment.train.lr == 0.1
+    assert result.experiment.seeds == [0, 1]
+
+
 MISTAKES = {
     "unknown option": ({"client": 4}, "'clients'"),
     "wrong value": ({"rounds": 0}, "rounds: found 0"),

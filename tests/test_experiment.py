@@ -127,6 +127,35 @@ def test_the_file_names_the_experiment(tmp_path: Path) -> None:
     assert load(path).name == "other"
 
 
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        ("digits", "digits"),
+        ("cifar10", "cifar10"),
+        ("npz:mine.npz", "mine"),
+        ("npz:/some where/scans (2).v1.npz", "scans-2-.v1"),
+        ("folder:photos/cats/", "cats"),
+        ("folder:.", "here"),
+        ("folder:~nobody/äö", "experiment"),
+        ("folder:/", "experiment"),
+        ("npz:" + 150 * "a" + ".npz", 100 * "a"),
+        ("memory", "memory"),
+    ],
+)
+def test_the_data_names_the_experiment(
+    dataset: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    found = load(None, [f"data.dataset={dataset}"])
+    assert found.name == name
+    again = from_dict(tomllib.loads(tomli_w.dumps(found.document())))
+    assert again == found  # the name passes the check that a given one must pass
+    assert load(None, [f"data.dataset={dataset}", "name=other"]).name == "other"
+    assert load(None, [f"data.dataset={dataset}"], smoke=True).name == f"{name[:90]}-smoke"
+    assert load(None, [f"data.dataset={dataset}", "name=other"], smoke=True).name == "other"
+
+
 def test_a_method_overrides_the_training_table() -> None:
     content = {
         "methods": ["fedavg", "pgfed"],

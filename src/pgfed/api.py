@@ -231,6 +231,7 @@ def _content(given: Mapping[str, Any]) -> dict[str, Any]:
             raise unknown("option", name, [*OPTIONS, "out", "data_root", "progress", "tensorboard"])
         table, _, leaf = key.rpartition(".")
         value = list(value) if isinstance(value, tuple | range) else value
+        value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
         (content.setdefault(table, {}) if table else content)[leaf] = value
     return content
 

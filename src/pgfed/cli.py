@@ -70,7 +70,7 @@ def _main(argv: list[str] | None) -> int:
     except UserError as error:
         return _fail(str(error), 2)
     except click.ClickException as error:
-        return _fail(error.format_message() + _as_setting(error), 2)
+        return _fail(_as_setting(error) or error.format_message(), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
@@ -95,7 +95,10 @@ def _as_setting(error: click.ClickException) -> str:
 
     name = error.option_name.lstrip("-").replace("-", "_")
     found = [key for key in dotted(Experiment) if name in (key, key.rpartition(".")[2])]
-    return f" For a key of the experiment: --set {found[0]}=VALUE." if found else ""
+    if not found:
+        return ""
+    told = f"No such option: {error.option_name}"
+    return f"{told}. For a key of the experiment: --set {found[0]}=VALUE."
 
 
 def _fail(message: str, code: int) -> int:

@@ -154,11 +154,14 @@ def sgd(
 ) -> tuple[Tensor, Tensor]:
     """Mini-batch SGD with momentum from ``theta``: v <- rho v + g, theta <- theta - eta v.
 
-    Terms of the gradient g that are not the loss's: ``constant`` is the same in every step,
-    ``extra`` adds what depends on theta. ``before`` and ``after`` see theta around each step.
+    ``velocity``, ``constant`` and what the callables are given have task.d entries: all that is
+    trained, without buffers. Terms of the gradient g that are not the loss's: ``constant`` is the
+    same in every step, ``extra(theta, g)`` adds what depends on theta to whatever g holds.
+    ``before(theta)`` and ``after(theta)``, called around each step, may change theta in place.
     Where ``part`` is not all, the other part rests: its values, and its velocity too. ``clip``
-    bounds the norm of g (0: no bound). Returns the new (theta, velocity); what was passed in stays
-    as it was.
+    bounds the norm of g, all its terms included (0: no bound). ``epochs``, ``lr`` and ``momentum``
+    stand for those of ``train``; ``purpose`` names the random stream that orders the samples.
+    Returns the new (theta, velocity); what was passed in stays as it was.
     """
     lr = train.lr if lr is None else lr
     rho = train.momentum if momentum is None else momentum
@@ -168,8 +171,10 @@ def sgd(
     b = task.layout.b
     moved = {"all": slice(0, task.d), "base": slice(0, b), "head": slice(b, task.d)}[part]
     moving, speed = step[moved], v[moved]
-    # The gradient is collected in the momentum buffer itself: one pass over memory less.
-    g = torch.empty_like(v) if clip else v
+    # The gradient is collected in the momentum buffer itself: one pass over memory less. Not where
+    # it is bounded first, or where ``extra`` may write to a part that rests.
+    apart = clip > 0 or (extra is not None and part != "all")
+    g = torch.empty_like(v) if apart else v
     rest = None if constant is None else constant[moved]
     for x, y in batches(
         data,
@@ -180,20 +185,20 @@ def sgd(
     ):
         if before is not None:
             before(step)
-        if rest is None or clip:
+        if rest is None or apart:
             speed.mul_(rho)
         else:
             torch.add(rest, speed, alpha=rho, out=speed)
-        if clip:
+        if apart:
             g.zero_()
             if rest is not None:
                 g[moved] = rest
         if extra is not None:
             extra(step, g)
         task.add_gradient(theta, x, y, g, part=part)
-        if clip:
-            bounded = g[moved]
-            speed.add_(bounded.mul_(clip / bounded.norm().clamp_(min=clip)))
+        if apart:
+            own = g[moved]
+            speed.add_(own.mul_(clip / own.norm().clamp_(min=clip)) if clip else own)
         moving.add_(speed, alpha=-lr)
         if after is not None:
             after(step)

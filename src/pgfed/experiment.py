@@ -123,7 +123,7 @@ class Output(Table):
 class Experiment(Table):
     """A whole experiment file."""
 
-    name: str = "digits"
+    name: str = "digits"  # by default named after the data
     seeds: list[Seed] = Field([0], min_length=1)
     rounds: Count = 40
     cohort: float = Field(0.25, gt=0, le=1)  # share of the clients drawn per round
@@ -208,12 +208,17 @@ def load(path: Path | None, overrides: Sequence[str] = (), *, smoke: bool = Fals
     """
     content: dict[str, Any] = {} if path is None else _read(path)
     if path is not None and "name" not in content:
-        content["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "experiment"
+        content["name"] = _folder_name(path.stem)
     if smoke:
         content = _small(from_dict(content))
+        if path is None:
+            del content["name"]  # an override may name the data that names it
     for override in overrides:
         _apply(content, override)
-    return from_dict(content)
+    experiment = from_dict(content)
+    if smoke and "name" not in content:
+        return experiment.model_copy(update={"name": _smoke(experiment.name)})
+    return experiment
 
 
 def from_dict(content: Mapping[str, Any]) -> Experiment:
@@ -223,7 +228,25 @@ def from_dict(content: Mapping[str, Any]) -> Experiment:
     for name, table in experiment.method.items():
         if name not in known and BASE not in table:
             raise unknown("method", name, known)
+    if "name" not in content:
+        name = _data_name(experiment.data.dataset)
+        experiment = experiment.model_copy(update={"name": name})
     return experiment
+
+
+def _data_name(dataset: str) -> str:
+    """What an experiment on this data is called, unless it has a name."""
+    kind, _, path = dataset.partition(":")
+    if kind == "npz":
+        return _folder_name(Path(path).stem)
+    if kind == "folder":  # absolute, since `folder:.` has a name too
+        return _folder_name(os.path.basename(os.path.abspath(os.path.expanduser(path))))
+    return _folder_name(dataset)
+
+
+def _folder_name(text: str) -> str:
+    """The text as far as `_check_folder` lets it pass."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:100] or "experiment"
 
 
 def make_methods(experiment: Experiment) -> tuple[dict[str, Algorithm], Experiment]:
@@ -269,11 +292,15 @@ def _check_folder(key: str, name: str) -> None:
         )
 
 
+def _smoke(name: str) -> str:
+    return f"{name[:90]}-smoke"
+
+
 def _small(experiment: Experiment) -> dict[str, Any]:
     """The experiment on built-in data, with few clients and rounds: everything still happens."""
     content = {**experiment.document(), "sweep": experiment.sweep}
     domains = experiment.data.partition == "domain"
-    content["name"] = f"{experiment.name[:90]}-smoke"
+    content["name"] = _smoke(experiment.name)
     # The fewer methods, the more rounds: pairs of clients meet, and it takes as long.
     content["rounds"] = min(experiment.rounds, max(4, min(48 // len(experiment.methods), 10)))
     content["seeds"] = experiment.seeds[:2]

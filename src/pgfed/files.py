@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import secrets
+import struct
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +77,26 @@ class FolderLock:
             self._path.unlink(missing_ok=True)
             os.close(self._handle)
             self._handle = None
+
+
+def in_use(folder: Path) -> bool:
+    """Does another process hold the folder's lock?
+
+    It is only asked for: taking it, however shortly, could turn away a run that starts now. Not
+    for the process that holds it: closing the file here would let its own lock go.
+    """
+    try:
+        handle = os.open(folder / ".lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    layout, kind = ("qqihh", 3) if sys.platform == "darwin" else ("hhqqi", 0)  # of struct flock
+    asked = [0] * 5  # the whole file
+    asked[kind] = fcntl.F_WRLCK
+    try:
+        answer = fcntl.fcntl(handle, fcntl.F_GETLK, struct.pack(layout, *asked))
+    finally:
+        os.close(handle)
+    return bool(struct.unpack(layout, answer)[kind] != fcntl.F_UNLCK)
 
 
 def sha256(data: bytes) -> str:

@@ -39,6 +39,8 @@ def outcomes(of: Sequence[Outcome], folder: Path, page: Path | None = None) -> N
     without = sum(1 for score in of[0].final if np.isnan(score))
     if without:
         screen.print(f"{count(without, 'client')} without test data left out of the means.")
+    for line in verdict.troubles(of):
+        screen.print(line, soft_wrap=True, markup=False)
     screen.print(verdict.sentence(of), soft_wrap=True)
     screen.print(f"Run folder: {folder}", soft_wrap=True, markup=False)
     if page is not None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pgfed.words import percent, points, size
+from pgfed.stats import Comparison, Floats, Paired, mean_over_seeds
+from pgfed.words import count, percent, points, size
 
 if TYPE_CHECKING:
     from pgfed.runner import Outcome
-    from pgfed.stats import Floats
 
 COLUMNS = (
     "method",
@@ -26,18 +28,83 @@ COLUMNS = (
 CONTROL = "fedavg-local"  # PGFed with mu = 0
 
 
+@dataclass(frozen=True)
+class Health:
+    """Whether a run came to anything: replies that did not count, models that diverged."""
+
+    asked: int
+    refused: tuple[str, ...]  # why, for each reply that did not count
+    diverged: int  # clients whose model holds NaN in the end
+
+    @property
+    def sound(self) -> bool:
+        """Whether accuracies are those of trained models."""
+        return not self.diverged and (not self.asked or len(self.refused) < self.asked)
+
+    def troubles(self, label: str) -> list[str]:
+        told = []
+        if self.refused:
+            ((reason, _),) = Counter(self.refused).most_common(1)
+            told.append(
+                f"{label}: {len(self.refused):,} of {self.asked:,} replies did not count ({reason})"
+                f"{'; lower train.lr' if 'NaN' in reason else ''}."
+            )
+        if self.diverged:
+            told.append(
+                f"{label}: training diverged to NaN for {count(self.diverged, 'client')}; "
+                "lower train.lr."
+            )
+        return told
+
+
+def health(records: Sequence[Mapping[str, Any]]) -> Health:
+    """From the lines of a history.jsonl."""
+    scored = [record for record in records if record["mean_accuracy"] is not None]
+    return Health(
+        asked=sum(len(record["cohort"]) for record in records),
+        refused=tuple(
+            str(drop["reason"])
+            for record in records
+            for drop in record["dropped"]
+            if drop["client"] in record["cohort"] and not drop["reason"].startswith("score:")
+        ),
+        diverged=int(scored[-1].get("diverged", 0)) if scored else 0,
+    )
+
+
+def together(each: Sequence[Health]) -> Health:
+    """A method's health over its seeds."""
+    return Health(
+        asked=sum(one.asked for one in each),
+        refused=tuple(reason for one in each for reason in one.refused),
+        diverged=max(one.diverged for one in each),
+    )
+
+
+def troubles(outcomes: Sequence[Outcome]) -> list[str]:
+    """What went wrong, a line each; nothing on a good day."""
+    told = [line for m, of in _by_method(outcomes).items() for line in _health(of).troubles(m)]
+    clients = outcomes[0].n_clients
+    if clients > 1 and all(len(record["cohort"]) == 1 for record in outcomes[0].history):
+        told.append(
+            f"One of {clients} clients took part in each round, so nothing was averaged; "
+            "--set cohort=1.0 lets all of them."
+        )
+    return told
+
+
 def rows(outcomes: Sequence[Outcome]) -> list[dict[str, str]]:
-    """One row per method, means over its seeds."""
+    """One row per method, means over its seeds; clients gain by their mean over the seeds."""
     table = []
     for method, runs in _by_method(outcomes).items():
-        gained = [run.gained for run in runs]
+        gain = _gains(runs)
         values = (
             method,
             percent(mean(runs, "last10_accuracy")),
             percent(mean(runs, "best_accuracy")),
             "" if method == "local" else points(mean(runs, "gain_mean")),
-            "" if method == "local" else _number(gained),
-            "" if method == "local" else _number([run.summary["clients_harmed"] for run in runs]),
+            "" if method == "local" else "–" if gain is None else f"{(gain > 0).sum():,}",
+            "" if method == "local" else "–" if gain is None else f"{(gain < 0).sum():,}",
             size(np.mean([run.summary["bytes_down"] + run.summary["bytes_up"] for run in runs])),
             f"{np.mean([run.summary['images_per_second'] for run in runs]):,.0f}",
         )
@@ -52,8 +119,13 @@ def sentence(outcomes: Sequence[Outcome]) -> str:
     known = {method: score for method, score in scores.items() if score is not None}
     if not known:
         return "No client has test data, so nothing can be said about accuracy."
+    if outcomes[0].n_clients == 1:
+        return "There is one client only, so there is nothing to federate."
+    failed = [method for method in known if not _health(runs[method]).sound]
+    if "local" in failed or failed == list(known):
+        return "Training failed (see above), so it cannot be said whether federating helps."
+    known = {method: score for method, score in known.items() if method not in failed}
     best = max(known, key=lambda method: known[method])
-    clients = outcomes[0].n_clients
     if "local" not in known:
         return f"{best} scored best ({percent(known[best])}); add 'local' to see who gained."
     if best == "local":
@@ -62,12 +134,17 @@ def sentence(outcomes: Sequence[Outcome]) -> str:
             return f"Clients that train alone reach {percent(known['local'])}; nothing to compare."
         text = f"Federating did not help here: no method beats Local's {percent(known['local'])}"
     else:
-        gain = _gains(runs[best])
-        text = (
-            f"Federating helped: with {best} {(gain > 0).sum()} of {clients} clients do better "
-            f"than alone, {(gain < 0).sum()} worse; on average {percent(known['local'])} becomes "
-            f"{percent(known[best])}"
+        # As in the report: the best of those whose gain is beyond doubt, or else the best.
+        gains = _over_local(runs, sorted(known, key=lambda method: -known[method]))
+        chosen = next((m for m, found in gains.items() if found.low > 0), best)
+        found = gains[chosen]
+        text = ("Federating helped" if found.low > 0 else "Federating made no clear difference") + (
+            f": with {chosen} {found.better:,} of {found.better + found.worse + found.equal:,} "
+            f"clients do better than alone, {found.worse:,} worse; on average "
+            f"{percent(known['local'])} becomes {percent(known[chosen])}"
         )
+        if found.low <= 0:
+            text += f" (95 % interval {points(found.low)} to {points(found.high)} points)"
     if "pgfed" in known and CONTROL in known:
         text += (
             f"; PGFed's own objective adds {points(known['pgfed'] - known[CONTROL])} points "
@@ -81,13 +158,37 @@ def mean(runs: Sequence[Outcome], key: str) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _gains(runs: Sequence[Outcome]) -> Floats:
-    """Each honest client's gain over Local, its mean over the seeds, as in the report."""
-    known = [run for run in runs if run.gain is not None]
-    attacks = [np.isin(np.arange(run.n_clients), sorted(run.attackers)) for run in known]
-    gains = np.ma.masked_invalid([run.gain for run in known])
-    found: Floats = np.ma.masked_where(attacks, gains).mean(axis=0).compressed()
+def _health(runs: Sequence[Outcome]) -> Health:
+    return together([health(run.history) for run in runs])
+
+
+def _gains(runs: Sequence[Outcome]) -> Floats | None:
+    """Each honest client's gain over Local, its mean over the seeds; NaN where there is none."""
+    known = [_honest(run, run.gain) for run in runs if run.gain is not None]
+    return mean_over_seeds(np.array(known)) if known else None
+
+
+def _over_local(
+    runs: Mapping[str, Sequence[Outcome]], ranked: Sequence[str]
+) -> dict[str, Comparison]:
+    """Each method's gain over Local with its interval, on the seeds that both have."""
+    local = {run.seed: _honest(run, run.last10) for run in runs["local"]}
+    found = {}
+    for method in ranked:
+        own = {run.seed: _honest(run, run.last10) for run in runs[method]}
+        seeds = sorted(own.keys() & local.keys())
+        if method != "local" and seeds:
+            pair = {"own": own, "local": local}
+            values = {name: np.array([of[s] for s in seeds]) for name, of in pair.items()}
+            found[method] = Paired(values).difference("own", "local")
     return found
+
+
+def _honest(run: Outcome, values: Floats) -> Floats:
+    """Without those who attacked: nobody asks about their own models."""
+    values = values.copy()
+    values[sorted(run.attackers)] = np.nan
+    return values
 
 
 def _by_method(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
@@ -95,8 +196,3 @@ def _by_method(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     for outcome in outcomes:
         grouped.setdefault(outcome.method, []).append(outcome)
     return grouped
-
-
-def _number(values: Sequence[Any]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{np.mean(known):.3g}" if known else "–"

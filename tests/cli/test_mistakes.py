@@ -242,4 +242,6 @@ def test_a_federations_folder_is_not_taken_for_a_run(
 def test_a_key_of_the_experiment_given_as_an_option(pgfed: Callable[..., Done]) -> None:
     done = pgfed("run", "--rounds", 3)
     assert done.code == 2
-    assert done.line.endswith("--set rounds=VALUE.")
+    assert done.line.endswith(
+        "No such option: --rounds. For a key of the experiment: --set rounds=VALUE."
+    )

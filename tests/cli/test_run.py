@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,18 @@ def test_prints_the_table_the_verdict_and_the_folder(pgfed: Command, tmp_path: P
     assert "Run folder: runs/digits" in done.out
     assert "clients do better than alone" in done.out or "did not help" in done.out
     assert (tmp_path / "runs/digits/summary.json").is_file()
+
+
+def test_own_data_names_the_run(pgfed: Command, tmp_path: Path) -> None:
+    np.savez("tab.npz", **blobs(90))
+    own = ["--set", "data.dataset=npz:tab.npz", "--set", "data.min_samples=5"]
+    done = pgfed("run", *BOTH, *own, "--set", "rounds=1")
+    assert done.code == 0
+    assert "Run folder: runs/tab\n" in done.out
+    document = tomllib.loads((tmp_path / "runs/tab/experiment.toml").read_text())
+    assert document["name"] == "tab"
+    assert pgfed("resume", "runs/tab").code == 0
+    assert tomllib.loads((tmp_path / "runs/tab/experiment.toml").read_text()) == document
 
 
 def test_runs_without_folder_go_side_by_side(pgfed: Command, tmp_path: Path) -> None:
@@ -137,7 +150,7 @@ def test_images_of_a_stranger(
     np.savez(tmp_path / "own.npz", **data)
     done = pgfed("run", *SMALL[:4], "--set", "data.dataset=npz:own.npz", "--set", "train.epochs=1")
     assert done.code == 0, done.err
-    folder = tmp_path / "runs/digits/pgfed/seed-0"
+    folder = tmp_path / "runs/own/pgfed/seed-0"
     manifest = json.loads((folder / "models/manifest.json").read_text())
     assert manifest["classes"] == ["-5", "2", "9"]
     assert [c["label"] for c in manifest["clients"]] == ["7", "12", "40", "99"]
@@ -187,6 +200,34 @@ def test_clients_without_test_data_are_left_out_and_counted(pgfed: Command, tmp_
     assert "1 client without test data left out" in done.out
     first = (tmp_path / "here/pgfed/seed-0/clients.csv").read_text().splitlines()[1]
     assert first.split(",")[:7] == ["0", "", "20", "0", "", "", ""]
+
+
+def test_training_that_diverges_is_not_judged(pgfed: Command, tmp_path: Path) -> None:
+    done = pgfed("run", *BOTH, "--set", "train.lr=1e30", "--set", "rounds=2", "--out", "run")
+    assert done.code == 0
+    assert re.search(
+        r"^local: training diverged to NaN for \d+ clients; lower train.lr.$",
+        done.out,
+        re.MULTILINE,
+    )
+    told = re.search(
+        r"^pgfed: (\d+) of (\d+) replies did not count \((.*)\)", done.out, re.MULTILINE
+    )
+    assert told
+    assert told[1] == told[2]
+    assert "NaN" in told[3]
+    assert "Training failed" in done.out
+    assert "helped" not in done.out
+    found = pgfed("report", "run", "--format", "md").out
+    assert "**Training failed, so it cannot be said whether federating helps.**" in found
+    assert told[0] in found
+
+
+def test_so_few_clients_that_one_takes_part_per_round(pgfed: Command) -> None:
+    few = ["--set", "data.clients=3", "--set", "rounds=1"]
+    told = "One of 3 clients took part in each round, so nothing was averaged"
+    assert told in pgfed("run", *BOTH, *few).out
+    assert told not in pgfed("run", *BOTH, *few, "--set", "cohort=1.0").out
 
 
 def test_no_test_data_at_all(pgfed: Command) -> None:

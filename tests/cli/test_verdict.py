@@ -10,11 +10,21 @@ from pgfed.runner import Outcome
 from pgfed.words import count, duration, percent, points, size
 
 
-def outcome(method: str, last10: list[float], alone: list[float] | None, seed: int = 0) -> Outcome:
+def outcome(
+    method: str,
+    last10: list[float],
+    alone: list[float] | None,
+    seed: int = 0,
+    refused: int = 0,
+    diverged: int = 0,
+) -> Outcome:
     scores = np.array(last10)
     mean = None if np.isnan(scores).all() else float(np.nanmean(scores))
     record = {"round": 1, "mean_accuracy": mean, "images": 90, "train_seconds": 0.5}
-    record |= {"bytes_down": 1000, "bytes_up": 500, "seconds": 1.0, "cohort": [0]}
+    record |= {"bytes_down": 1000, "bytes_up": 500, "seconds": 1.0, "cohort": [0, 1]}
+    record["dropped"] = [{"client": i, "reason": "w: holds NaN"} for i in range(refused)]
+    if diverged:
+        record["diverged"] = diverged
     return Outcome(
         method=method,
         seed=seed,
@@ -32,6 +42,8 @@ def outcome(method: str, last10: list[float], alone: list[float] | None, seed: i
 
 LOCAL = [0.5, 0.5, 0.75, 0.5]
 BETTER = [0.75, 0.5, 0.5, 1.0]
+SURELY = [0.6, 0.6, 0.75, 0.65]
+LOCAL0 = [*LOCAL, float("nan")]
 
 
 def test_rows_are_means_over_the_seeds() -> None:
@@ -49,8 +61,8 @@ def test_rows_are_means_over_the_seeds() -> None:
         "last 10 rounds": "62.5 %",
         "best (on test)": "62.5 %",
         "gain over Local": "+6.2",
-        "clients gained": "1",
-        "clients harmed": "0.5",
+        "clients gained": "2",
+        "clients harmed": "1",
         "sent": "1.5 kB",
         "images/s": "180",
     }
@@ -60,6 +72,7 @@ def test_the_sentence_counts_clients_by_their_mean_over_the_seeds() -> None:
     said = verdict.sentence(
         [
             outcome("local", LOCAL, LOCAL),
+            outcome("local", LOCAL, LOCAL, seed=1),
             outcome("pgfed", BETTER, LOCAL),
             outcome("pgfed", [0.5, 0.75, 0.5, 0.25], LOCAL, seed=1),
         ]
@@ -68,11 +81,57 @@ def test_the_sentence_counts_clients_by_their_mean_over_the_seeds() -> None:
 
 
 def test_federating_helped() -> None:
-    said = verdict.sentence([outcome("local", LOCAL, LOCAL), outcome("pgfed", BETTER, LOCAL)])
+    said = verdict.sentence([outcome("local", LOCAL, LOCAL), outcome("pgfed", SURELY, LOCAL)])
     assert said == (
-        "Federating helped: with pgfed 2 of 4 clients do better than alone, 1 worse; "
-        "on average 56.2 % becomes 68.8 %."
+        "Federating helped: with pgfed 3 of 4 clients do better than alone, 0 worse; "
+        "on average 56.2 % becomes 65.0 %."
     )
+
+
+def test_what_may_be_chance_is_not_called_help() -> None:
+    said = verdict.sentence([outcome("local", LOCAL, LOCAL), outcome("pgfed", BETTER, LOCAL)])
+    assert said.startswith(
+        "Federating made no clear difference: with pgfed 2 of 4 clients do better than alone, "
+        "1 worse; on average 56.2 % becomes 68.8 % (95 % interval -"
+    )
+
+
+def test_who_helps_surely_comes_before_who_may_help_more() -> None:
+    runs = [outcome("local", LOCAL, LOCAL), outcome("apfl", BETTER, LOCAL)]
+    said = verdict.sentence([*runs, outcome("fedrod", SURELY, LOCAL)])
+    assert said.startswith("Federating helped: with fedrod 3 of 4 clients")
+
+
+def test_clients_without_test_data_are_not_counted() -> None:
+    nan = float("nan")
+    said = verdict.sentence(
+        [outcome("local", LOCAL0, LOCAL0), outcome("pgfed", [*SURELY, nan], LOCAL0)]
+    )
+    assert "with pgfed 3 of 4 clients" in said
+
+
+def test_one_client_has_nobody_to_federate_with() -> None:
+    said = verdict.sentence([outcome("local", [0.5], [0.5]), outcome("pgfed", [0.75], [0.5])])
+    assert said == "There is one client only, so there is nothing to federate."
+
+
+def test_methods_that_failed_are_named_and_not_judged() -> None:
+    local = outcome("local", LOCAL, LOCAL)
+    failed = outcome("pgfed", [0.9] * 4, LOCAL, refused=2)
+    runs = [local, failed, outcome("fedavg", SURELY, LOCAL, refused=1)]
+    assert verdict.troubles(runs) == [
+        "pgfed: 2 of 2 replies did not count (w: holds NaN); lower train.lr.",
+        "fedavg: 1 of 2 replies did not count (w: holds NaN); lower train.lr.",
+    ]
+    assert verdict.sentence(runs).startswith("Federating helped: with fedavg")
+    assert verdict.sentence([local, failed]).startswith("Clients that train alone reach")
+    alone = outcome("local", LOCAL, LOCAL, diverged=3)
+    assert verdict.troubles([alone]) == [
+        "local: training diverged to NaN for 3 clients; lower train.lr."
+    ]
+    said = verdict.sentence([alone, outcome("fedavg", SURELY, LOCAL)])
+    assert said.startswith("Training failed (see above)")
+    assert verdict.troubles([local]) == []
 
 
 def test_pgfed_is_held_against_its_control() -> None:

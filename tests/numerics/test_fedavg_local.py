@@ -179,6 +179,30 @@ def test_a_constant_term_belongs_to_the_gradient(part: Any, clip: float) -> None
         assert torch.equal(after, before)
 
 
+@pytest.mark.parametrize("clip", [0.0, 1e9])
+@pytest.mark.parametrize("part", ["base", "head"])
+def test_a_part_that_rests_keeps_its_velocity(part: Any, clip: float) -> None:
+    torch.manual_seed(0)
+    task = Task(TorchNet(4, 5, 3), (4,))
+    x, y = PROBLEM[0]
+    data = Shard(torch.from_numpy(x).float(), torch.from_numpy(y))
+    theta, v = sgd(
+        task,
+        start := task.initial(),
+        data,
+        Rng(0, 0, 1),
+        TrainConfig(epochs=1, batch_size=4, lr=0.05),
+        velocity=torch.ones(task.d),
+        extra=lambda w, g: g.add_(w, alpha=0.5),
+        part=part,
+        clip=clip,
+    )
+    resting = slice(task.layout.b, None) if part == "base" else slice(task.layout.b)
+    assert (v[resting] == 1).all()
+    assert torch.equal(theta[resting], start[resting])
+    assert not torch.equal(theta, start)
+
+
 @pytest.mark.parametrize(
     ("n", "size", "expected"), [(11, 4, [4, 4]), (8, 4, [4, 4]), (7, 10, [7]), (5, 0, [5])]
 )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +90,21 @@ def make_folder(
             if name.startswith("pgfed"):
                 _alpha(at, n_train, cohort, seed)
     return path
+
+
+@contextmanager
+def at_work(path: Path) -> Iterator[None]:
+    """Another process holds the folder, as `pgfed run` does; at the end it is killed."""
+    script = "import sys; from pathlib import Path; from pgfed.files import FolderLock\n"
+    script += "FolderLock(Path(sys.argv[1])).acquire(); print('held', flush=True); input()"
+    words = [sys.executable, "-c", script, str(path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"held\n"
+            yield
+        finally:
+            process.kill()
 
 
 def _history(

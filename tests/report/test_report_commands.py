@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from pgfed.errors import UserError
+from pgfed.files import FolderLock
 from pgfed.report.commands import register
 from pgfed.report.watch import Watched, sparkline, watch
-from report.folders import make_folder
+from report.folders import at_work, make_folder
 
 app = typer.Typer()
 register(app)
@@ -100,7 +102,8 @@ def test_watch_follows_a_growing_run_to_its_end(small: Path) -> None:
         history.write_text("".join(whole[: done + 2]))
 
     console = terminal()
-    watch(small, console, next_second)
+    with at_work(small):
+        watch(small, console, next_second)
     assert seen == [2, 4]
     assert "about" in printed(console)
     assert "finished" in printed(console)
@@ -119,7 +122,53 @@ def test_stopping_to_watch_is_no_error(small: Path) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    watch(small, terminal(), interrupt)
+    with at_work(small):
+        watch(small, terminal(), interrupt)
+
+
+def never(_: float) -> None:
+    pytest.fail("it waits for a run that nobody runs")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_watch_ends_where_nobody_runs_it(small: Path, is_terminal: bool) -> None:
+    history = small / "pgfed" / "seed-0" / "history.jsonl"
+    history.write_text("".join(history.read_text().splitlines(keepends=True)[:2]))
+    (small / ".lock").write_text("1")  # as a killed run leaves it: the file, but no lock on it
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=40)
+    watch(small, console, never)
+    lines = printed(console).splitlines()
+    assert lines[-1].endswith(f"Not running; `pgfed resume {small}` goes on.")
+    assert "8 of 12 rounds" in printed(console)
+    assert "left" not in printed(console)
+
+
+def test_watch_ends_with_the_process_that_it_watches(small: Path) -> None:
+    (small / "pgfed" / "seed-0" / "history.jsonl").unlink()
+    console = terminal()
+    with ExitStack() as process:
+        process.enter_context(at_work(small))
+        watch(small, console, lambda _: process.close())
+    assert "Not running" in printed(console)
+
+
+def test_watch_says_nothing_of_the_kind_while_it_runs(small: Path) -> None:
+    (small / "pgfed" / "seed-0" / "history.jsonl").unlink()
+    console = Console(file=io.StringIO(), width=100)
+    with at_work(small):
+        watch(small, console)
+        with pytest.raises(UserError, match="another pgfed is at work"):
+            FolderLock(small).acquire()  # watching did not let its lock go
+    assert "Not running" not in printed(console)
+    assert "left" in printed(console)
+
+
+def test_watch_knows_how_a_federation_goes_on(small: Path) -> None:
+    (small / "pgfed" / "seed-0" / "history.jsonl").unlink()
+    (small.parent / "federation.toml").write_text("")
+    console = Console(file=io.StringIO(), width=100)
+    watch(small, console)
+    assert f"`pgfed federation run {small.parent} --resume` goes on" in printed(console)
 
 
 def test_watch_needs_a_run(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pgfed import api
 from pgfed.errors import UserError
 from pgfed.report import read
 from pgfed.report.load import load
-from report.folders import make_folder
+from report.folders import at_work, make_folder
 
 
 @pytest.fixture
@@ -82,10 +82,12 @@ def test_unfinished_runs_are_named_and_left_out(small: Path) -> None:
     assert found.unfinished == [("pgfed", 1, 2)]
 
 
-def test_a_run_with_nothing_finished_points_to_watch(small: Path) -> None:
+def test_a_run_with_nothing_finished_points_to_what_helps(small: Path) -> None:
     for path in small.rglob("clients.csv"):
         path.unlink()
-    with pytest.raises(UserError, match="pgfed watch"):
+    with at_work(small), pytest.raises(UserError, match=r"`pgfed watch .*` shows how far"):
+        load(small)
+    with pytest.raises(UserError, match=r"`pgfed resume .*` goes on"):
         load(small)
 
 

@@ -200,4 +200,4 @@ def test_without_test_data(pgfed: Command, tmp_path: Path) -> None:
     done = pgfed("onboard", "run", "--data", "npz:new.npz", "--epochs", 1)
     assert done.code == 0
     assert "There is no test data" in done.out
-    assert package.load(tmp_path / "onboarded/digits/fedavg/model.safetensors")[1]["loss"] is None
+    assert package.load(tmp_path / "onboarded/memory/fedavg/model.safetensors")[1]["loss"] is None

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+import pgfed as package
 from cli.cli_tools import Done
 from pgfed.api import Result
 from takehome.pictures import CLASSES, pictures
@@ -111,7 +112,9 @@ def cut_short(x: np.ndarray) -> None:
 BAD: dict[str, tuple[Callable[[np.ndarray], Any], str]] = {
     "floats": (lambda x: np.save("a.npy", x / 255), "holds 3 x 28 x 28 of float64"),
     "colour": (lambda x: np.save("a.npy", np.stack([x] * 3, 1)), "holds 3 x 3 x 28 x 28 of uint8"),
-    "one image": (lambda x: np.save("a.npy", x[0]), "holds 28 x 28 of uint8"),
+    "one image": (lambda x: np.save("a.npy", x[0]), "holds 28 x 28 of uint8; a single sample"),
+    "one wide image": (lambda x: np.save("a.npy", x[0, :5]), "holds 5 x 28 of uint8"),
+    "wide images": (lambda x: np.save("a.npy", x[:, :5]), "holds 3 x 5 x 28 of uint8"),
     "a number": (lambda x: np.save("a.npy", x[0, 0, 0]), "one number of uint8"),
     "a pickle": (save_pickle, "not a plain numpy array"),
     "cut short": (cut_short, "cut short"),
@@ -130,6 +133,24 @@ def test_bad_arrays_are_one_line(
     assert done.code == 2
     assert said in done.line
     assert not Path("p.csv").exists()
+
+
+def test_one_sample_without_its_leading_axis(pgfed: Command, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (60, 3, 12, 12), dtype=np.uint8)
+    given = {"clients": 2, "min_samples": 5, "rounds": 1, "epochs": 1, "backend": "serial"}
+    y = np.arange(60) % 2
+    package.run((x, y), methods=["fedavg"], out=tmp_path / "run", **given)
+    file = "run/fedavg/seed-0/models/global.safetensors"
+    np.save("one.npy", x[0])
+    done = pgfed("predict", file, "one.npy")
+    assert done.code == 2
+    assert done.line.endswith(
+        "one.npy holds 3 x 12 x 12 of uint8; a single sample needs a leading axis: x[None]"
+    )
+    np.save("one.npy", x[0][None])
+    assert len(rows(pgfed("predict", file, "one.npy").out)) == 1
+    np.save("one.npy", x[0, :2])
+    assert pgfed("predict", file, "one.npy").line.endswith("one.npy holds 2 x 12 x 12 of uint8")
 
 
 def test_bad_images_are_one_line(grey: Grey, pgfed: Command, tmp_path: Path) -> None:

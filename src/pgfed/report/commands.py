@@ -66,7 +66,7 @@ def _write(path: Path, text: str) -> None:
 def watch(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
 ) -> None:
-    """Show how far a running experiment is, until it is finished."""
+    """Show how far a running experiment is, until it ends; once, where there is no terminal."""
     from rich.console import Console
 
     from pgfed.report.watch import watch as follow

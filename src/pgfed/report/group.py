@@ -14,7 +14,7 @@ from pgfed import algorithms, stats
 from pgfed.errors import UserError
 from pgfed.report.load import Clients, Folder, SeedRun
 from pgfed.stats import Comparison, Floats, Gain, Helpfulness, Paired
-from pgfed.verdict import CONTROL
+from pgfed.verdict import CONTROL, Health, together
 from pgfed.words import count
 
 FAMILY = ("pgfed", "pgfed-mo", "pgfed-ce")  # CONTROL is PGFed with mu = 0
@@ -56,6 +56,10 @@ class Method:
     def accuracy(self, which: Score) -> list[float]:
         """Mean over the clients, per seed."""
         return [float(np.nanmean(row)) for row in self.scores(which) if not np.isnan(row).all()]
+
+    @property
+    def health(self) -> Health:
+        return together([run.history.health for run in self.runs.values()])
 
     def sent(self) -> float:
         """Bytes of one run, the mean over seeds."""

@@ -15,8 +15,10 @@ import numpy as np
 from pgfed import algorithms, experiment
 from pgfed.errors import UserError
 from pgfed.experiment import Experiment
+from pgfed.files import in_use
 from pgfed.history import read_history
 from pgfed.stats import Floats, Ints, Pairs, read_alpha
+from pgfed.verdict import Health, health
 
 NO_ATTACK = "none"
 COLUMNS = ("client", "n_train", "n_test", "best", "final", "last10")
@@ -61,6 +63,7 @@ class History:
     train_seconds: float
     seconds: float
     dropped: list[tuple[int, int, str]]  # round, client, reason
+    health: Health
     left_out: list[tuple[int, int]]  # round, client: by the aggregation, not refused
     clients: Floats | None  # scored rounds x clients: accuracies, where the history has them
     sites: dict[int, Site]  # by client; of a federation over Flower
@@ -161,9 +164,8 @@ def load(path: Path) -> Folder:
                 table, first = rows, at / "clients.csv"
             runs.setdefault(method, {})[seed] = _seed_run(at, seed, rows)
     if not runs:
-        raise UserError(
-            f"{path}: no method has finished yet; `pgfed watch {path}` shows how far it is"
-        )
+        advice = f"`pgfed watch {path}` shows how far it is" if in_use(path) else how_to_go_on(path)
+        raise UserError(f"{path}: no method has finished yet; {advice}")
     return Folder(
         path=path,
         experiment=found,
@@ -175,6 +177,13 @@ def load(path: Path) -> Folder:
         new_clients=_new_clients(path / "new_clients.json"),
         explicit=_explicit(path / "explicit.json"),
     )
+
+
+def how_to_go_on(path: Path) -> str:
+    """What to say of a run that nobody runs."""
+    if (path.absolute().parent / "federation.toml").is_file():
+        return f"`pgfed federation run {path.absolute().parent} --resume` goes on"
+    return f"`pgfed resume {path}` goes on"
 
 
 # -- one method, one seed ----------------------------------------------------------------------
@@ -217,6 +226,7 @@ def _history(records: Sequence[Mapping[str, Any]], path: Path) -> History:
                 for r in records
                 for d in r["dropped"]
             ],
+            health=health(records),
             left_out=[(int(r["round"]), int(i)) for r in records for i in r.get("left_out", ())],
             clients=_client_curves([r for r in records if r["mean_accuracy"] is not None]),
             sites=_sites(records),

@@ -28,19 +28,25 @@ def judge(group: Group) -> Verdict:
         return Verdict(
             "No client has test data, so nothing can be said about accuracy.", [], caveats(group)
         )
-    leader = group.ranked[0]
-    headline, sentences = _help(group, leader)
+    if len(group.clients) == 1:
+        return Verdict("One client: there is nothing to federate.", [], caveats(group))
+    sound = [method for method in group.ranked if method.health.sound]
+    if not sound or any(m.base == "local" and m not in sound for m in group.ranked):
+        headline = "Training failed, so it cannot be said whether federating helps."
+        return Verdict(headline, [], caveats(group))
+    headline, sentences = _help(group, sound)
     return Verdict(
         headline,
-        [*sentences, *_ties(group, leader), *_explicit(group)],
+        [*sentences, *_ties(group, sound), *_explicit(group, sound)],
         caveats(group),
     )
 
 
-def _help(group: Group, leader: Method) -> tuple[str, list[str]]:
+def _help(group: Group, ranked: list[Method]) -> tuple[str, list[str]]:
+    leader = ranked[0]
     score = percent(_last10(leader))
     if leader.base == "local":
-        others = [method for method in group.ranked if method.base != "local"]
+        others = [method for method in ranked if method.base != "local"]
         if not others:
             return f"Training alone reaches {score}; no other method was run.", []
         headline = f"Federating did not help: nothing beats training alone ({score})."
@@ -48,7 +54,7 @@ def _help(group: Group, leader: Method) -> tuple[str, list[str]]:
         return headline, [_upper(standing.sentence)] if standing else []
     standing = _standing(group, leader)
     if standing is None:
-        verb = "scores highest" if len(group.ranked) > 1 else "was run alone"
+        verb = "scores highest" if len(ranked) > 1 else "was run alone"
         return f"{leader.label} {verb} ({score}).", [
             "There is no run of Local under the same seeds, so it cannot be said who gained: "
             "add local to the methods."
@@ -56,7 +62,7 @@ def _help(group: Group, leader: Method) -> tuple[str, list[str]]:
     sure = next(
         (
             found
-            for method in group.ranked
+            for method in ranked
             if (found := _standing(group, method)) is not None and found.compared.low > 0
         ),
         None,
@@ -107,11 +113,12 @@ def _standing(group: Group, method: Method) -> _Standing | None:
     return _Standing(method, sentence, harm, gain, compared)
 
 
-def _ties(group: Group, leader: Method) -> list[str]:
+def _ties(group: Group, ranked: list[Method]) -> list[str]:
     """Who cannot be told apart from the leader: a ranking without this is a rumour."""
+    leader, *others = ranked
     tied = [
         method.label
-        for method in group.ranked[1:]
+        for method in others
         if (found := group.compare(leader, method)) is not None and not found.clear
     ]
     if not tied:
@@ -120,13 +127,15 @@ def _ties(group: Group, leader: Method) -> list[str]:
     return [f"{leader.label} leads, but {names} cannot be told apart from it here."]
 
 
-def _explicit(group: Group) -> list[str]:
+def _explicit(group: Group, ranked: list[Method]) -> list[str]:
     """PGFed never stands alone: its control is PGFed without the explicit objective."""
-    family = [method for method in group.ranked if method.base in FAMILY]
+    family = [method for method in ranked if method.base in FAMILY]
     if not family:
         return []
     method = next((m for m in family if m.name == "pgfed"), family[0])
     control = group.control(method)
+    if control is not None and control not in ranked:
+        return []  # it failed, and the caveats say so
     found = None if control is None else group.compare(method, control)
     if control is None or found is None:
         return [
@@ -141,12 +150,14 @@ def _explicit(group: Group) -> list[str]:
 
 def caveats(group: Group) -> list[str]:
     """What a careful reader would ask."""
-    told = []
+    told = [line for method in group.methods for line in method.health.troubles(method.label)]
     seeds = {len(method.runs) for method in group.methods}
     if seeds == {1}:
         told.append("One seed: intervals speak about other clients, not about other seeds.")
     if len(group.clients) < FEW:
-        told.append(f"Only {len(group.clients)} clients: take the intervals as rough.")
+        told.append(f"Only {count(len(group.clients), 'client')}: take the intervals as rough.")
+    if group.folders[0].experiment.cohort_size(len(group.clients)) == 1 < len(group.clients):
+        told.append("One client per round: nothing is averaged; cohort = 1.0 lets all take part.")
     rounds = {method.settings["rounds"] for method in group.methods}
     if len(rounds) > 1:
         told.append(f"Methods ran for different numbers of rounds ({_list(rounds)}).")

@@ -14,7 +14,9 @@ from rich.text import Text
 
 from pgfed import algorithms, experiment
 from pgfed.errors import UserError
+from pgfed.files import in_use
 from pgfed.history import read_history
+from pgfed.report.load import how_to_go_on
 from pgfed.words import count, duration, percent, size
 
 INTERVAL = 1.0  # seconds
@@ -82,9 +84,10 @@ def _read(path: Path, method: str, seed: int, rounds: int) -> Progress:
         raise UserError(f"{path}: a record is damaged ({error!r})") from None
 
 
-def table(name: str, progress: list[Progress]) -> Table:
+def table(name: str, progress: list[Progress], running: bool) -> Table:
     """One line per method and seed."""
-    shown = Table(title=Text(name), caption=_left(progress), box=None, title_justify="left")
+    caption = _left(progress, running)
+    shown = Table(title=Text(name), caption=caption, box=None, title_justify="left")
     for heading in ("method", "seed"):
         shown.add_column(heading)
     for heading in ("round", "accuracy", "best"):
@@ -118,31 +121,39 @@ def sparkline(values: tuple[float, ...]) -> str:
     return "".join(BARS[min(len(BARS) - 1, int(value * len(BARS)))] for value in chosen)
 
 
-def _left(progress: list[Progress]) -> str:
+def _left(progress: list[Progress], running: bool) -> str:
     done = sum(one.done for one in progress)
     total = sum(one.rounds for one in progress)
     if done >= total:
         return "finished"
     told = f"{done} of {count(total, 'round')}"
-    if done:
+    if done and running:
         seconds = sum(one.seconds for one in progress) / done * (total - done)
         told += f", about {duration(seconds)} left"
     return told
 
 
 def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Show the table until the experiment is finished; once, where there is no terminal."""
+    """Show the table until nobody runs the experiment; once, where there is no terminal."""
     watched = Watched(folder)
     name = watched.experiment.name
-    progress = watched.progress()
-    if not console.is_terminal:
-        console.print(table(name, progress))
-        return
-    with Live(table(name, progress), console=console, auto_refresh=False) as live:
-        try:
-            while not all(one.finished for one in progress):
-                sleep(INTERVAL)
-                progress = watched.progress()
-                live.update(table(name, progress), refresh=True)
-        except KeyboardInterrupt:
-            return  # nothing was interrupted but the watching
+    # In this order: a run that ends in between is seen as finished, not as abandoned.
+    running, progress = in_use(folder), watched.progress()
+    if console.is_terminal:
+        with Live(table(name, progress, running), console=console, auto_refresh=False) as live:
+            try:
+                while running and not _finished(progress):
+                    sleep(INTERVAL)
+                    running, progress = in_use(folder), watched.progress()
+                    live.update(table(name, progress, running), refresh=True)
+            except KeyboardInterrupt:
+                return  # nothing was interrupted but the watching
+    else:
+        console.print(table(name, progress, running))
+    if not (running or _finished(progress)):
+        told = f"Not running; {how_to_go_on(folder)}."
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+
+def _finished(progress: list[Progress]) -> bool:
+    return all(one.finished for one in progress)

@@ -73,6 +73,8 @@ def evaluate(
             "may hold what the models were trained on",
             file=sys.stderr,
         )
+    for line in found.left_out:
+        print(f"pgfed: left out: {line}", file=sys.stderr)
     if as_json:
         print(json.dumps(found.as_json(), indent=2))
     else:

@@ -13,7 +13,7 @@ from pgfed.data import agreed
 from pgfed.data.federation import Shard, build_seat
 from pgfed.errors import UserError
 from pgfed.experiment import IN_MEMORY
-from pgfed.takehome.load import Model
+from pgfed.takehome.load import Diverged, Model
 from pgfed.takehome.manifest import Manifest
 from pgfed.takehome.runs import RunFolder, client_name
 from pgfed.takehome.scores import Scores, probabilities, score
@@ -42,6 +42,7 @@ class Evaluation:
     classes: list[str]
     rows: list[Row]
     has_local: bool
+    left_out: list[str]  # models that cannot be scored, each with the reason
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -54,6 +55,7 @@ class Evaluation:
                 {"method": row.method, "model": row.model, **dataclasses.asdict(row.scores)}
                 for row in self.rows
             ],
+            "left_out": self.left_out,
         }
 
 
@@ -70,22 +72,32 @@ def evaluate(
     wanted, chosen = run.chosen(method), run.seed(seed)
     has_local = "local" in run.methods
     order = [*(["local"] if has_local else []), *(m for m in wanted if m != "local")]
-    models = [(m, "personal", run.personal(m, chosen, client)) for m in order]
-    # Local has none of its own: what it gives to new clients is the untrained start.
-    models += [(m, "global", run.shared(m, chosen)) for m in order if m != "local"]
+    models, diverged = [], []
+    for m in order:
+        # Local has no global model: what it gives to new clients is the untrained start.
+        for kind in ("personal",) if m == "local" else ("personal", "global"):
+            try:
+                personal = kind == "personal"
+                model = run.personal(m, chosen, client) if personal else run.shared(m, chosen)
+                models.append((m, kind, model))
+            except Diverged as error:
+                diverged.append(error)
+    if not models:
+        raise diverged[0]
     first = models[0][2]
+    row = next(row for row in first.manifest.clients if row.client == client)
     shard, unchanged = _data(run, client, first.manifest, data, data_root)
     rows = [Row(m, kind, _score(model, shard)) for m, kind, model in models]
-    rows.sort(key=lambda row: order.index(row.method))
     return Evaluation(
         client=client,
-        name=client_name(first.entry),
+        name=client_name(row.model_dump()),
         seed=chosen,
         data=data or "own test data",
         unchanged=unchanged,
         classes=first.manifest.classes,
         rows=rows,
         has_local=has_local,
+        left_out=[str(error) for error in diverged],
     )
 
 

@@ -109,10 +109,9 @@ def _array(path: Path, model: Model) -> Iterator[Input]:
     wanted = about.normalisation.input
     if (x.dtype != np.uint8 if wanted == "uint8" else x.dtype.kind != "f") or x.ndim < 2:
         raise _unfit(path, x, model)
-    if x.ndim == 3 and len(about.shape) == 3:
-        x = x[:, None]
-    if x.shape[1:] != about.shape:
+    if not _fits(x.shape, model):
         raise _unfit(path, x, model)
+    x = x.reshape(len(x), *about.shape)
     for row in range(len(x)):
         sample = np.asarray(x[row], dtype=wanted)
         if not np.isfinite(sample).all():
@@ -120,12 +119,19 @@ def _array(path: Path, model: Model) -> Iterator[Input]:
         yield Input(path, row, sample)
 
 
+def _fits(shape: tuple[int, ...], model: Model) -> bool:
+    """Are these samples of the model's input shape? Grey images may lack the axis of channels."""
+    wanted = model.manifest.shape
+    return shape[1:] == wanted or (len(shape) == 3 and (1, *shape[1:]) == wanted)
+
+
 def _unfit(path: Path, x: NDArray[Any], model: Model) -> UserError:
     about = model.manifest
     sizes = " x ".join(map(str, ("N", *about.shape)))
+    hint = "; a single sample needs a leading axis: x[None]" if _fits((1, *x.shape), model) else ""
     return UserError(
         f"{model.path.name} expects {form(about.shape)} ({sizes}, {about.normalisation.input}), "
-        f"{path} holds {' x '.join(map(str, x.shape)) or 'one number'} of {x.dtype}"
+        f"{path} holds {' x '.join(map(str, x.shape)) or 'one number'} of {x.dtype}{hint}"
     )
 
 

@@ -16,6 +16,10 @@ from pgfed.takehome import manifest as manifests
 from pgfed.takehome.manifest import Manifest
 
 
+class Diverged(UserError):
+    """A model that holds no numbers any more."""
+
+
 @dataclass(frozen=True)
 class Model:
     """A model file, and what its manifest says of it."""
@@ -75,14 +79,31 @@ def load(
 
 
 def open_model(path: Path) -> Model:
-    """The model in a file; what is damaged, cut short or not in its manifest is refused."""
+    """The model in a file; what is damaged, cut short or not in its manifest is refused.
+
+    So is a model whose training diverged: it would answer with the first class, whatever it sees.
+    """
     if path.suffix != ".safetensors":
         raise UserError(f"{path}: not a model file; expected NAME.safetensors of a run's models")
     if not path.is_file():
         raise UserError(f"{path}: cannot be read (No such file or directory)")
     about = manifests.read(path.parent)
     digest, entry = _entry(path, about)
-    return Model(path, about, {**about.about(), **entry}, read_model(path, digest))
+    values = read_model(path, digest)
+    # Of the types that models have: for smaller ones, in a file from elsewhere, torch cannot tell.
+    floats = [v for v in values.values() if v.is_floating_point() and v.itemsize > 1]
+    if not all(value.isfinite().all() for value in floats):
+        raise Diverged(
+            f"{about.method}'s {_whose(path, entry)} holds NaN or infinite values: its training "
+            "diverged (lower train.lr)"
+        )
+    return Model(path, about, {**about.about(), **entry}, values)
+
+
+def _whose(path: Path, entry: dict[str, Any]) -> str:
+    if entry["role"] == "global":
+        return "global model"
+    return f"model of client {entry['client']}" if "client" in entry else f"model {path.name}"
 
 
 def _entry(path: Path, about: Manifest) -> tuple[str, dict[str, Any]]:
