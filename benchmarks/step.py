@@ -30,7 +30,6 @@ from pgfed.models import make_task
 from pgfed.task import Task
 
 aten = torch.ops.aten
-LR, MOMENTUM = 0.001, 0.9
 SGEMM = 1024
 COHORT = 12  # a quarter of 50 clients
 ARITHMETIC = {10: (8.0, 4.0), 128: (3.0, 1.0)}  # batch size: percent over FedAvg (must, goal)
@@ -93,7 +92,7 @@ def by_hand(task: Task, theta: Tensor, data: Shard, rng: Rng, train: TrainConfig
     v2_rows = v2.permute(0, 2, 3, 1).view(64, -1)
     pooling = ([2, 2], [2, 2], [0, 0], [1, 1], False)
     for x, y in batches(data, train.batch_size, rng, epochs=train.epochs, purpose="train"):
-        v.mul_(MOMENTUM)
+        v.mul_(train.momentum)
         c1 = aten.convolution(x, w1, b1, *ANY)
         p1, at1 = aten.max_pool2d_with_indices(c1, *pooling)
         p1.relu_()
@@ -123,7 +122,7 @@ def by_hand(task: Task, theta: Tensor, data: Shard, rng: Rng, train: TrainConfig
         _, g1, g1_bias = aten.convolution_backward(d1, x, w1, [32], *ANY, [False, True, True])
         v1.add_(g1)
         u1.add_(g1_bias)
-        theta.add_(v, alpha=-LR)
+        theta.add_(v, alpha=-train.lr)
     return theta
 
 
@@ -146,7 +145,7 @@ def _measure(batch: int, seconds: float) -> list[list[float]]:
     data = random_federation(batch * steps, clients=1).train(0)
     task = make_task("cnn", CIFAR, 10, seed=0)
     start, rng = task.initial(), Rng(0, 0, 1)
-    train = TrainConfig(epochs=1, batch_size=batch, lr=LR, momentum=MOMENTUM)
+    train = TrainConfig(epochs=1, batch_size=batch, lr=0.001)
     ours = sgd(task, start, data, rng, train)[0]
     torch.testing.assert_close(by_hand(task, start, data, rng, train), ours, rtol=0, atol=1e-5)
     pgfed = PGFed(train=train)

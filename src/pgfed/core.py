@@ -175,7 +175,7 @@ def sgd(
     # it is bounded first, or where ``extra`` may write to a part that rests.
     apart = clip > 0 or (extra is not None and part != "all")
     g = torch.empty_like(v) if apart else v
-    rest = None if constant is None else constant[moved]
+    steady = None if constant is None else constant[moved]
     for x, y in batches(
         data,
         train.batch_size,
@@ -185,14 +185,15 @@ def sgd(
     ):
         if before is not None:
             before(step)
-        if rest is None or apart:
-            speed.mul_(rho)
-        else:
-            torch.add(rest, speed, alpha=rho, out=speed)
         if apart:
+            speed.mul_(rho)
             g.zero_()
-            if rest is not None:
-                g[moved] = rest
+            if steady is not None:
+                g[moved] = steady
+        elif steady is None:
+            speed.mul_(rho)
+        else:  # both in one pass
+            torch.add(steady, speed, alpha=rho, out=speed)
         if extra is not None:
             extra(step, g)
         task.add_gradient(theta, x, y, g, part=part)

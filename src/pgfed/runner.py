@@ -276,11 +276,6 @@ class Outcome:
         """The gains of the clients that did not attack."""
         return None if self.gain is None else np.delete(self.gain, sorted(self.attackers))
 
-    @property
-    def gained(self) -> int | None:
-        """How many clients are better off than alone."""
-        return None if self.honest_gain is None else int((self.honest_gain > 0).sum())
-
     def clients(self, federation: Federation) -> list[dict[str, Any]]:
         """One row per client, as in clients.csv."""
         took_part = np.zeros(self.n_clients, dtype=np.int64)

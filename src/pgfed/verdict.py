@@ -73,7 +73,7 @@ def health(records: Sequence[Mapping[str, Any]]) -> Health:
 
 
 def together(each: Sequence[Health]) -> Health:
-    """A method's health over its seeds."""
+    """What there is to say of all seeds of a method."""
     return Health(
         asked=sum(one.asked for one in each),
         refused=tuple(reason for one in each for reason in one.refused),
@@ -83,14 +83,22 @@ def together(each: Sequence[Health]) -> Health:
 
 def troubles(outcomes: Sequence[Outcome]) -> list[str]:
     """What went wrong, a line each; nothing on a good day."""
-    told = [line for m, of in _by_method(outcomes).items() for line in _health(of).troubles(m)]
-    clients = outcomes[0].n_clients
-    if clients > 1 and all(len(record["cohort"]) == 1 for record in outcomes[0].history):
-        told.append(
-            f"One of {clients} clients took part in each round, so nothing was averaged; "
-            "--set cohort=1.0 lets all of them."
-        )
-    return told
+    told = [
+        line
+        for method, runs in _by_method(outcomes).items()
+        for line in together([health(run.history) for run in runs]).troubles(method)
+    ]
+    return [*told, *one_per_round(len(outcomes[0].history[0]["cohort"]), outcomes[0].n_clients)]
+
+
+def one_per_round(cohort: int, clients: int) -> list[str]:
+    """What few clients and the default cohort come to."""
+    if cohort > 1 or clients == 1:
+        return []
+    return [
+        f"One of {clients} clients took part in each round, so nothing was averaged; "
+        "--set cohort=1.0 lets all of them."
+    ]
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[dict[str, str]]:
@@ -121,7 +129,7 @@ def sentence(outcomes: Sequence[Outcome]) -> str:
         return "No client has test data, so nothing can be said about accuracy."
     if outcomes[0].n_clients == 1:
         return "There is one client only, so there is nothing to federate."
-    failed = [method for method in known if not _health(runs[method]).sound]
+    failed = [m for m in known if not all(health(run.history).sound for run in runs[m])]
     if "local" in failed or failed == list(known):
         return "Training failed (see above), so it cannot be said whether federating helps."
     known = {method: score for method, score in known.items() if method not in failed}
@@ -158,10 +166,6 @@ def mean(runs: Sequence[Outcome], key: str) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _health(runs: Sequence[Outcome]) -> Health:
-    return together([health(run.history) for run in runs])
-
-
 def _gains(runs: Sequence[Outcome]) -> Floats | None:
     """Each honest client's gain over Local, its mean over the seeds; NaN where there is none."""
     known = [_honest(run, run.gain) for run in runs if run.gain is not None]
@@ -171,17 +175,11 @@ def _gains(runs: Sequence[Outcome]) -> Floats | None:
 def _over_local(
     runs: Mapping[str, Sequence[Outcome]], ranked: Sequence[str]
 ) -> dict[str, Comparison]:
-    """Each method's gain over Local with its interval, on the seeds that both have."""
-    local = {run.seed: _honest(run, run.last10) for run in runs["local"]}
-    found = {}
-    for method in ranked:
-        own = {run.seed: _honest(run, run.last10) for run in runs[method]}
-        seeds = sorted(own.keys() & local.keys())
-        if method != "local" and seeds:
-            pair = {"own": own, "local": local}
-            values = {name: np.array([of[s] for s in seeds]) for name, of in pair.items()}
-            found[method] = Paired(values).difference("own", "local")
-    return found
+    """Each method's gain over Local with its interval; all have run under the same seeds."""
+    scores = {m: {run.seed: _honest(run, run.last10) for run in runs[m]} for m in ranked}
+    seeds = sorted(scores["local"])
+    pairs = Paired({m: np.array([of[seed] for seed in seeds]) for m, of in scores.items()})
+    return {m: pairs.difference(m, "local") for m in ranked if m != "local"}
 
 
 def _honest(run: Outcome, values: Floats) -> Floats:

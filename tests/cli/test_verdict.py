@@ -125,6 +125,9 @@ def test_methods_that_failed_are_named_and_not_judged() -> None:
     ]
     assert verdict.sentence(runs).startswith("Federating helped: with fedavg")
     assert verdict.sentence([local, failed]).startswith("Clients that train alone reach")
+    once = [outcome("pgfed", SURELY, LOCAL), outcome("pgfed", SURELY, LOCAL, seed=1, refused=2)]
+    both = [local, outcome("local", LOCAL, LOCAL, seed=1)]
+    assert verdict.sentence([*both, *once]).startswith("Clients that train alone reach")
     alone = outcome("local", LOCAL, LOCAL, diverged=3)
     assert verdict.troubles([alone]) == [
         "local: training diverged to NaN for 3 clients; lower train.lr."

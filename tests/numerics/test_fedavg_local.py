@@ -104,13 +104,17 @@ def test_five_rounds_equal_numpy(method: type[Algorithm], train: TrainConfig, lo
             assert not (train.reset_momentum and "v" in run.state(i))
 
 
-def test_sgd_is_torch_sgd() -> None:
+def task_and_twin() -> tuple[Task, TorchNet, Shard]:
+    """A task, a module with the same values for torch.optim, and a client's samples."""
     torch.manual_seed(0)
     module, twin = TorchNet(4, 5, 3), TorchNet(4, 5, 3)
     twin.load_state_dict(module.state_dict())
-    task = Task(module, (4,))
     x, y = PROBLEM[0]
-    data = Shard(torch.from_numpy(x).float(), torch.from_numpy(y))
+    return Task(module, (4,)), twin, Shard(torch.from_numpy(x).float(), torch.from_numpy(y))
+
+
+def test_sgd_is_torch_sgd() -> None:
+    task, twin, data = task_and_twin()
     train = TrainConfig(epochs=3, batch_size=4, lr=0.05, momentum=0.9)
     start = task.initial()
     theta, v = sgd(task, start, data, Rng(0, 0, 1), train)
@@ -131,12 +135,7 @@ def test_sgd_is_torch_sgd() -> None:
 @pytest.mark.parametrize("clip", [0.0, 0.3])
 @pytest.mark.parametrize("part", ["all", "base", "head"])
 def test_a_constant_term_belongs_to_the_gradient(part: Any, clip: float) -> None:
-    torch.manual_seed(0)
-    module, twin = TorchNet(4, 5, 3), TorchNet(4, 5, 3)
-    twin.load_state_dict(module.state_dict())
-    task = Task(module, (4,))
-    x, y = PROBLEM[0]
-    data = Shard(torch.from_numpy(x).float(), torch.from_numpy(y))
+    task, twin, data = task_and_twin()
     train = TrainConfig(epochs=3, batch_size=4, lr=0.05, momentum=0.9)
     constant = 0.3 * torch.randn(task.d)
     seen: list[Tensor] = []
@@ -182,10 +181,7 @@ def test_a_constant_term_belongs_to_the_gradient(part: Any, clip: float) -> None
 @pytest.mark.parametrize("clip", [0.0, 1e9])
 @pytest.mark.parametrize("part", ["base", "head"])
 def test_a_part_that_rests_keeps_its_velocity(part: Any, clip: float) -> None:
-    torch.manual_seed(0)
-    task = Task(TorchNet(4, 5, 3), (4,))
-    x, y = PROBLEM[0]
-    data = Shard(torch.from_numpy(x).float(), torch.from_numpy(y))
+    task, _, data = task_and_twin()
     theta, v = sgd(
         task,
         start := task.initial(),

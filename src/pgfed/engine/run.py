@@ -218,7 +218,8 @@ class Run:
             scores["client_accuracy"] = [
                 None if np.isnan(a) else round(float(a), 4) for a in self.accuracy
             ]
-        if diverged := int(np.isnan(self.loss[~np.isnan(self.accuracy)]).sum()):
+        known = self._honest & ~np.isnan(self.accuracy)
+        if diverged := int(np.isnan(self.loss[known]).sum()):
             scores["diverged"] = diverged  # clients whose model holds NaN
         validation = self._mean_of(self.validation_accuracy)
         return scores if validation is None else {**scores, "mean_validation_accuracy": validation}

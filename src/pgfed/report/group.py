@@ -14,7 +14,7 @@ from pgfed import algorithms, stats
 from pgfed.errors import UserError
 from pgfed.report.load import Clients, Folder, SeedRun
 from pgfed.stats import Comparison, Floats, Gain, Helpfulness, Paired
-from pgfed.verdict import CONTROL, Health, together
+from pgfed.verdict import CONTROL, together
 from pgfed.words import count
 
 FAMILY = ("pgfed", "pgfed-mo", "pgfed-ce")  # CONTROL is PGFed with mu = 0
@@ -58,8 +58,13 @@ class Method:
         return [float(np.nanmean(row)) for row in self.scores(which) if not np.isnan(row).all()]
 
     @property
-    def health(self) -> Health:
-        return together([run.history.health for run in self.runs.values()])
+    def sound(self) -> bool:
+        """Whether its accuracies are those of trained models, under every seed."""
+        return all(run.history.health.sound for run in self.runs.values())
+
+    def troubles(self) -> list[str]:
+        """What went wrong, a line each."""
+        return together([run.history.health for run in self.runs.values()]).troubles(self.label)
 
     def sent(self) -> float:
         """Bytes of one run, the mean over seeds."""

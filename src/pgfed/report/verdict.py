@@ -9,7 +9,7 @@ import numpy as np
 from pgfed.report.group import FAMILY, Group, Method, different_settings
 from pgfed.report.numbers import between, difference, meaning, signed
 from pgfed.stats import Comparison, Gain
-from pgfed.verdict import CONTROL
+from pgfed.verdict import CONTROL, one_per_round
 from pgfed.words import count, percent
 
 FEW = 10  # clients, below which a bootstrap over them is crude
@@ -30,7 +30,7 @@ def judge(group: Group) -> Verdict:
         )
     if len(group.clients) == 1:
         return Verdict("One client: there is nothing to federate.", [], caveats(group))
-    sound = [method for method in group.ranked if method.health.sound]
+    sound = [method for method in group.ranked if method.sound]
     if not sound or any(m.base == "local" and m not in sound for m in group.ranked):
         headline = "Training failed, so it cannot be said whether federating helps."
         return Verdict(headline, [], caveats(group))
@@ -150,14 +150,14 @@ def _explicit(group: Group, ranked: list[Method]) -> list[str]:
 
 def caveats(group: Group) -> list[str]:
     """What a careful reader would ask."""
-    told = [line for method in group.methods for line in method.health.troubles(method.label)]
+    told = [line for method in group.methods for line in method.troubles()]
     seeds = {len(method.runs) for method in group.methods}
     if seeds == {1}:
         told.append("One seed: intervals speak about other clients, not about other seeds.")
     if len(group.clients) < FEW:
         told.append(f"Only {count(len(group.clients), 'client')}: take the intervals as rough.")
-    if group.folders[0].experiment.cohort_size(len(group.clients)) == 1 < len(group.clients):
-        told.append("One client per round: nothing is averaged; cohort = 1.0 lets all take part.")
+    clients = len(group.clients)
+    told += one_per_round(group.folders[0].experiment.cohort_size(clients), clients)
     rounds = {method.settings["rounds"] for method in group.methods}
     if len(rounds) > 1:
         told.append(f"Methods ran for different numbers of rounds ({_list(rounds)}).")
