@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.text import show
-from pgfed.bench import random_federation
-from pgfed.environment import environment
-from pgfed.files import write_atomic
+from pgfed.engine.durable import write_atomic
+from pgfed.results.environment import environment
+from pgfed.tuning.speed import random_federation
 
 PARTS = {
     "startup": "Start-up",

@@ -15,10 +15,13 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.text import show, table, verdict
-from pgfed.algorithms import get
-from pgfed.bench import EPOCHS, random_federation
-from pgfed.core import TrainConfig
-from pgfed.engine import Checkpoints, ClientStore, Process, Run
+from pgfed.engine.backends.process import Process
+from pgfed.engine.checkpoints import Checkpoints
+from pgfed.engine.rounds import Run
+from pgfed.engine.store import ClientStore
+from pgfed.methods.contract import TrainConfig
+from pgfed.methods.registry import get
+from pgfed.tuning.speed import EPOCHS, random_federation
 
 CLIENTS, COHORT = 25, 6
 SAMPLES = 1_800  # to train on: a 25th of CIFAR-10, without the quarter for testing

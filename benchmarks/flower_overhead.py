@@ -2,7 +2,7 @@
 
 Three sites and a server as processes of their own on loopback, with TLS and node keys, as a
 federation is started from the command line; a small model on a few digits, so that what is left
-is Flower's transport and ours. The processes and the folder are those of tests/flower.
+is Flower's transport and ours. The processes and the folder are those of tests/federation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.text import show, table
-from pgfed.words import size
+from pgfed.results.formats import size
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -22,8 +22,8 @@ WARM = 2  # rounds: connections are up, and auxiliary gradients travel
 
 
 def run(rounds: int = 12) -> Iterator[str]:
-    from flower import small
-    from flower.running import Running
+    from federation import small
+    from federation.running import Running
 
     with (
         tempfile.TemporaryDirectory(prefix="pgfed-bench-") as place,

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pgfed.core import draw_cohort
 from pgfed.data.federation import Federation, Shard
+from pgfed.methods.contract import draw_cohort
 
 SCORING_BATCH = 256
 LR, MOMENTUM, MU, ALPHA_LR = 0.001, 0.9, 0.1, 0.01

@@ -14,12 +14,13 @@ from statistics import median
 import numpy as np
 
 from benchmarks.text import show, verdict
-from pgfed.algorithms.pgfed_mo import PGFedMo
-from pgfed.bench import random_federation
-from pgfed.core import TrainConfig
-from pgfed.engine import Backend, Process, Run
-from pgfed.engine.process import available_cores
-from pgfed.engine.ray import Ray
+from pgfed.engine.backends.base import Backend
+from pgfed.engine.backends.process import Process, available_cores
+from pgfed.engine.backends.ray import Ray
+from pgfed.engine.rounds import Run
+from pgfed.methods.contract import TrainConfig
+from pgfed.methods.pgfed_mo import PGFedMo
+from pgfed.tuning.speed import random_federation
 
 CLIENTS = 25
 TARGET = 1.3

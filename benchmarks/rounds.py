@@ -16,11 +16,11 @@ from typing import Any
 
 from benchmarks.plain import LR, PlainLoop
 from benchmarks.text import show, table, verdict
-from pgfed.bench import CLIENTS, EPOCHS, random_federation
-from pgfed.engine import Run
-from pgfed.experiment import IN_MEMORY, from_dict
-from pgfed.output import RunFolder
-from pgfed.runner import Outcome, execute, prepare
+from pgfed.config.experiment import IN_MEMORY, from_dict
+from pgfed.engine.rounds import Run
+from pgfed.engine.runs import Outcome, execute, prepare
+from pgfed.results.writer import RunFolder
+from pgfed.tuning.speed import CLIENTS, EPOCHS, random_federation
 
 COHORT = 0.25  # the paper's
 LIMITS = {("fedavg", 10): 2.0, ("fedavg", 128): 1.8, ("pgfed", 10): 2.5, ("pgfed", 128): 2.2}

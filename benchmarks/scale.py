@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.text import show, table, verdict
-from pgfed.words import size
+from pgfed.results.formats import size
 
 CLIENTS = (1_000, 10_000, 100_000)
 COHORT = 20
@@ -76,11 +76,11 @@ def run(clients: tuple[int, ...] = CLIENTS, rounds: int = ROUNDS) -> Iterator[st
 def one(clients: int, rounds: int) -> dict[str, Any]:
     """A run with so many clients, in this process."""
     began = time.perf_counter()
-    from pgfed.bench import random_federation
-    from pgfed.engine import Run
-    from pgfed.experiment import IN_MEMORY, from_dict
-    from pgfed.output import RunFolder
-    from pgfed.runner import Outcome, execute, prepare
+    from pgfed.config.experiment import IN_MEMORY, from_dict
+    from pgfed.engine.rounds import Run
+    from pgfed.engine.runs import Outcome, execute, prepare
+    from pgfed.results.writer import RunFolder
+    from pgfed.tuning.speed import random_federation
 
     times: list[float] = []
     seen: dict[str, Any] = {}

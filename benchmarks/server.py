@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.text import show, table
-from pgfed import pairs
-from pgfed.algorithms import get
-from pgfed.bench import CIFAR
-from pgfed.core import FederationInfo, Mean, State, Update, draw_cohort
 from pgfed.engine.client import one_thread
 from pgfed.engine.replies import payload_bytes
-from pgfed.models import make_task
-from pgfed.words import size
+from pgfed.methods import alphas as pairs
+from pgfed.methods.contract import FederationInfo, Mean, State, Update, draw_cohort
+from pgfed.methods.registry import get
+from pgfed.model.networks import make_task
+from pgfed.results.formats import size
+from pgfed.tuning.speed import CIFAR
 
 COHORTS = (6, 25, 100, 400)
 LOOPED = 4  # clients that the plain loop is timed for

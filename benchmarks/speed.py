@@ -16,12 +16,12 @@ import torch
 
 from benchmarks.plain import PlainLoop
 from benchmarks.text import show, table, verdict
-from pgfed.algorithms import METHODS, get
-from pgfed.bench import CIFAR, EPOCHS, Lane, in_turns, measure, random_federation
-from pgfed.core import TrainConfig
-from pgfed.engine.process import available_cores
-from pgfed.models import CNN
-from pgfed.words import percent
+from pgfed.engine.backends.process import available_cores
+from pgfed.methods.contract import TrainConfig
+from pgfed.methods.registry import METHODS, get
+from pgfed.model.networks import CNN
+from pgfed.results.formats import percent
+from pgfed.tuning.speed import CIFAR, EPOCHS, Lane, in_turns, measure, random_federation
 
 MFLOP = 47.0  # per image: three times the forward pass
 LIMITS = {  # batch size: (must, goal)

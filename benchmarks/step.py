@@ -19,15 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.text import show, table, verdict
-from pgfed import pairs, risks
-from pgfed.algorithms.pgfed import PGFed
-from pgfed.bench import CIFAR, random_federation
-from pgfed.core import Rng, TrainConfig, batches, mean_gradient, sgd
 from pgfed.data.federation import Shard
+from pgfed.engine.backends.process import available_cores
 from pgfed.engine.client import become_worker
-from pgfed.engine.process import available_cores
-from pgfed.models import make_task
-from pgfed.task import Task
+from pgfed.methods import alphas as pairs
+from pgfed.methods import expansions as risks
+from pgfed.methods.contract import Rng, TrainConfig, batches, mean_gradient, sgd
+from pgfed.methods.pgfed import PGFed
+from pgfed.model.networks import make_task
+from pgfed.model.task import Task
+from pgfed.tuning.speed import CIFAR, random_federation
 
 aten = torch.ops.aten
 SGEMM = 1024

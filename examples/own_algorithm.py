@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pgfed.core import Algorithm, Message, Rng, State, Update, sgd
 from pgfed.data.federation import Shard
-from pgfed.task import Task
+from pgfed.methods.contract import Algorithm, Message, Rng, State, Update, sgd
+from pgfed.model.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pgfed.api import Result, run
-    from pgfed.core import Algorithm
     from pgfed.data.federation import Federation
     from pgfed.errors import UserError
-    from pgfed.takehome.load import load
+    from pgfed.methods.contract import Algorithm
+    from pgfed.results.loading import load
 
 __version__ = "0.1.0"
 __all__ = ["Algorithm", "Federation", "Result", "UserError", "__version__", "load", "run"]
 
 # Loaded on first use: torch takes seconds, and `pgfed --help` does not need it.
 _HOMES = {
-    "Algorithm": "pgfed.core",
+    "Algorithm": "pgfed.methods.contract",
     "Federation": "pgfed.data.federation",
     "Result": "pgfed.api",
     "UserError": "pgfed.errors",
-    "load": "pgfed.takehome.load",
+    "load": "pgfed.results.loading",
     "run": "pgfed.api",
 }
 

@@ -1,3 +1,3 @@
-from pgfed.cli import main
+from pgfed.cli.app import main
 
 main()

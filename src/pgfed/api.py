@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from pgfed import algorithms
-from pgfed import experiment as experiments
+from pgfed.cli.terminal.progress import Progress, progress_for
+from pgfed.config import experiment as experiments
+from pgfed.config.experiment import IN_MEMORY, Data, Experiment, from_dict
+from pgfed.config.schema import dotted
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation
-from pgfed.engine import Run
+from pgfed.engine.rounds import Run
+from pgfed.engine.runs import Keeper, Outcome, Setup, Watcher, divide, execute, prepare
 from pgfed.errors import UserError, unknown
-from pgfed.experiment import IN_MEMORY, Data, Experiment, from_dict
-from pgfed.modelfiles import Models, ModelsInFolder, ModelsInMemory, not_kept
-from pgfed.models import Factory, factory
-from pgfed.output import RunFolder, choose
-from pgfed.progress import Progress, progress_for
-from pgfed.runner import Keeper, Outcome, Setup, Watcher, divide, execute, prepare
-from pgfed.schema import dotted
+from pgfed.methods import registry as algorithms
+from pgfed.model.networks import Factory, factory
+from pgfed.results.models import Models, ModelsInFolder, ModelsInMemory, not_kept
+from pgfed.results.writer import RunFolder, choose
 
 # Options of `run` whose name is not simply the last part of their key.
 RENAMED = {
@@ -104,7 +104,7 @@ def run_setup(
         return Result(setup, execute(setup, watchers, kept), kept.models)
     with contextlib.ExitStack() as opened:
         if tensorboard:
-            from pgfed.tensorboard import TensorBoard
+            from pgfed.report.tensorboard import TensorBoard
 
             watchers.append(opened.enter_context(TensorBoard(folder, setup)))
         written = opened.enter_context(RunFolder(folder, setup, resume=resume, warn=progress.warn))

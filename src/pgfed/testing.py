@@ -19,10 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pgfed.core import Algorithm, Mean, Rng, State, TrainConfig, draw_cohort
 from pgfed.data.federation import Federation
-from pgfed.engine import Backend, Checkpoints, ClientStore, Process, Run, Serial
-from pgfed.files import state_from_bytes, state_to_bytes
+from pgfed.engine.backends.base import Backend, Serial
+from pgfed.engine.backends.process import Process
+from pgfed.engine.checkpoints import Checkpoints
+from pgfed.engine.durable import state_from_bytes, state_to_bytes
+from pgfed.engine.rounds import Run
+from pgfed.engine.store import ClientStore
+from pgfed.methods.contract import Algorithm, Mean, Rng, State, TrainConfig, draw_cohort
 
 CLIENTS, COHORT, ROUNDS = 6, 3, 4
 TRAIN = TrainConfig(epochs=2, batch_size=8, lr=0.05)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.cli_tools import Done
-from pgfed.cli import main
+from pgfed.cli.app import main
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from cli.cli_tools import Done
-from pgfed import bench
-from pgfed.algorithms import METHODS
-from pgfed.bench import GradientPass, Lane, Speed, measure, random_federation
-from pgfed.core import Rng, TrainConfig, mean_gradient
-from pgfed.engine import Run, Serial
+from pgfed.engine.backends.base import Serial
+from pgfed.engine.rounds import Run
+from pgfed.methods.contract import Rng, TrainConfig, mean_gradient
+from pgfed.methods.registry import METHODS
+from pgfed.tuning import speed as bench
+from pgfed.tuning.speed import GradientPass, Lane, Speed, measure, random_federation
 
 
 def small(names: list[str], **options: object) -> list[Speed]:

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from cli.cli_tools import Done
-from pgfed import __version__, algorithms
+from pgfed import __version__
+from pgfed.methods import registry as algorithms
 
 Command = Callable[..., Done]
 
 
 def test_help_and_version_do_not_import_torch() -> None:
     code = (
-        "import sys, pgfed, pgfed.experiment\n"
+        "import sys, pgfed, pgfed.config.experiment\n"
         "from pgfed.cli import main\n"
         "for word in ('--help', '--version'):\n"
         "    try:\n"
@@ -68,7 +69,7 @@ def test_methods_has_one_line_each(pgfed: Command) -> None:
 def test_every_method_is_explained(pgfed: Command, name: str) -> None:
     done = pgfed("methods", "--show", name)
     assert done.code == 0
-    from pgfed.explain import settings
+    from pgfed.config.description import settings
 
     own, shared = settings(algorithms.get(name))
     for parameter in [*own, *shared]:

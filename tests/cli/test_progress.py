@@ -7,7 +7,13 @@ import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-from pgfed.progress import Download, LiveProgress, PlainProgress, Progress, progress_for
+from pgfed.cli.terminal.progress import (
+    Download,
+    LiveProgress,
+    PlainProgress,
+    Progress,
+    progress_for,
+)
 
 AT_START = SimpleNamespace(history=[])  # a run without rounds
 

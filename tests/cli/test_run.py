@@ -242,7 +242,7 @@ def test_an_error_in_a_client_is_one_line(
 ) -> None:
     (tmp_path / "broken.py").write_text(
         "from dataclasses import dataclass\n"
-        "from pgfed.core import Algorithm\n\n\n"
+        "from pgfed.methods.contract import Algorithm\n\n\n"
         "@dataclass(frozen=True, kw_only=True)\n"
         "class Broken(Algorithm):\n"
         "    name = 'broken'\n"
@@ -264,9 +264,9 @@ def test_an_error_in_a_client_is_one_line(
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("pgfed.runner.prepare", "pgfed: interrupted"),
+        ("pgfed.engine.runs.prepare", "pgfed: interrupted"),
         ("pgfed.api.run_setup", "pgfed: interrupted during the start"),  # nothing to go on from
-        ("pgfed.report.write_page", "pgfed: interrupted"),
+        ("pgfed.report.rendering.write_page", "pgfed: interrupted"),
     ],
 )
 def test_ctrl_c_is_one_line_wherever_it_comes(

@@ -19,11 +19,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import pgfed as package
 from cli.cli_tools import Done, blobs
+from pgfed.config.experiment import from_dict
+from pgfed.engine.runs import prepare
 from pgfed.errors import UserError
-from pgfed.experiment import from_dict
-from pgfed.report.drawing import BLUE, GAP, VERMILLION
-from pgfed.runner import prepare
-from pgfed.tensorboard import TensorBoard, picture
+from pgfed.report.figures.specification import BLUE, GAP, VERMILLION
+from pgfed.report.tensorboard import TensorBoard, picture
 
 Command = Callable[..., Done]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pgfed import verdict
-from pgfed.runner import Outcome
-from pgfed.words import count, duration, percent, points, size
+from pgfed.engine.runs import Outcome
+from pgfed.results import sentence as verdict
+from pgfed.results.formats import count, duration, percent, points, size
 
 
 def outcome(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pgfed.data.federation import Federation
-from pgfed.data.show import distribution_figure
 from pgfed.errors import UserError
+from pgfed.report.distribution import distribution_figure
 
 
 def federation(clients: int = 5) -> Federation:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from pgfed import sweep_command
-from pgfed.study import commands
+from pgfed.cli import paper as commands
+from pgfed.cli import sweep as sweep_command
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 

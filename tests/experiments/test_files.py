@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 
 from experiments.commands import EXPERIMENTS, pgfed
-from pgfed import api, report
-from pgfed.cli import main
-from pgfed.experiment import Experiment, load, make_methods
-from pgfed.progress import Progress
-from pgfed.report.paper import DATASETS, METHODS
-from pgfed.runner import prepare
-from pgfed.study.commands import explicit, new_clients
+from pgfed import api
+from pgfed.cli.app import main
+from pgfed.cli.paper import explicit, new_clients
+from pgfed.cli.terminal.progress import Progress
+from pgfed.config.experiment import Experiment, load, make_methods
+from pgfed.engine.runs import prepare
+from pgfed.paper.printed import DATASETS, METHODS
+from pgfed.report import rendering as report
 
 NAMES = sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
 STUDIES = {"e5-new-clients": new_clients, "e6-explicit": explicit}
 PAPER: dict[str, Any] = json.loads(
-    files("pgfed.report").joinpath("paper_tables.json").read_text(encoding="utf-8")
+    files("pgfed.paper").joinpath("paper_tables.json").read_text(encoding="utf-8")
 )
 # The paper's table of each experiment that has one.
 TABLES = {

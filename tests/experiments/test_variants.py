@@ -11,8 +11,8 @@ import pytest
 import tomli_w
 
 import pgfed
+from pgfed.config.experiment import from_dict, load, make_methods
 from pgfed.errors import UserError
-from pgfed.experiment import from_dict, load, make_methods
 
 FIXED = {"base": "pgfed", "alpha_lr": 0.0}
 
@@ -50,7 +50,7 @@ def test_the_document_repeats_it() -> None:
 
 
 def test_an_own_method_can_be_a_base() -> None:
-    own = "pgfed.algorithms.pgfed:PGFed"
+    own = "pgfed.methods.pgfed:PGFed"
     found = from_dict({"methods": ["mine"], "method": {"mine": {"base": own, "mu": 0.2}}})
     assert make_methods(found)[0]["mine"].mu == 0.2  # type: ignore[attr-defined]
 
@@ -75,7 +75,7 @@ def test_set_reaches_a_variant(tmp_path: Path) -> None:
         (content(**{"../x": {"base": "pgfed"}}), "method: found '../x'"),
         (
             {
-                "methods": ["pgfed.algorithms.pgfed_mo:PGFedMo"],
+                "methods": ["pgfed.methods.pgfed_mo:PGFedMo"],
                 "method": {"pgfedmo": {"base": "pgfed"}},
             },
             "method.pgfedmo.base: 'pgfedmo' is a method",

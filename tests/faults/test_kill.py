@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pgfed.algorithms import METHODS
+from pgfed.methods.registry import METHODS
 
 ROUNDS = 6
 PGFED = [sys.executable, "-m", "pgfed"]

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 
+from pgfed.engine.durable import DamagedFile
 from pgfed.errors import UserError
-from pgfed.files import DamagedFile
 
 T = TypeVar("T")
 

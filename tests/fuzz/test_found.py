@@ -22,17 +22,18 @@ from fuzz.driving import attempt, one_line
 from fuzz.test_fuzz_checkpoints import SAVED, Saved, checkpointed, finished, gone_on_with, saved
 from fuzz.test_fuzz_data import chunk, small_machine
 from fuzz.test_fuzz_models import models, used
-from pgfed.data import agreed, limits
+from pgfed.config.experiment import load
+from pgfed.data import limits
+from pgfed.data import matching as agreed
 from pgfed.data.datasets import load as load_data
-from pgfed.engine import wire
+from pgfed.engine.backends import wire
+from pgfed.engine.durable import sha256, state_from_bytes, state_to_bytes
 from pgfed.engine.replies import MAX_SAMPLES, score_refusal
+from pgfed.engine.runs import Setup
 from pgfed.errors import LONGEST, UserError
-from pgfed.experiment import load
-from pgfed.files import sha256, state_from_bytes, state_to_bytes
-from pgfed.flower.records import RAW, BadRecord, unpack
-from pgfed.modelfiles import ModelsInFolder
-from pgfed.report.load import load as load_for_report
-from pgfed.runner import Setup
+from pgfed.federation.flower.records import RAW, BadRecord, unpack
+from pgfed.results.models import ModelsInFolder
+from pgfed.results.reader import load as load_for_report
 
 __all__ = ["finished", "models", "saved", "small_machine"]  # fixtures
 

@@ -17,16 +17,19 @@ import torch
 import pgfed
 from fuzz.driving import attempt, drive, one_line, share
 from fuzz.mutation import mutate
-from pgfed import history, output
-from pgfed.algorithms import get
-from pgfed.core import State
-from pgfed.engine import Checkpoints, ClientStore, Run
-from pgfed.experiment import of_run
-from pgfed.files import sha256, state_from_bytes, state_to_bytes
-from pgfed.output import RunFolder
-from pgfed.report.load import load as load_for_report
-from pgfed.runner import Setup, prepare
-from pgfed.takehome.runs import RunFolder as FinishedRun
+from pgfed.config.experiment import of_run
+from pgfed.engine.checkpoints import Checkpoints
+from pgfed.engine.durable import sha256, state_from_bytes, state_to_bytes
+from pgfed.engine.rounds import Run
+from pgfed.engine.runs import Setup, prepare
+from pgfed.engine.store import ClientStore
+from pgfed.methods.contract import State
+from pgfed.methods.registry import get
+from pgfed.results import history
+from pgfed.results import writer as output
+from pgfed.results.finished import RunFolder as FinishedRun
+from pgfed.results.reader import load as load_for_report
+from pgfed.results.writer import RunFolder
 from pgfed.testing import make, started
 
 SAVED = 4  # rounds of which checkpoints were made; the last two are there

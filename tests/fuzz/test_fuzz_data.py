@@ -27,7 +27,8 @@ from data.data_files import (
 )
 from fuzz.driving import attempt, drive, share
 from fuzz.mutation import mutate
-from pgfed.data import agreed, datasets, folder, limits
+from pgfed.data import datasets, folder, limits
+from pgfed.data import matching as agreed
 from pgfed.data.datasets import Dataset, load
 from pgfed.data.federation import Federation, build
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from fuzz.driving import attempt, drive, explore, share
 from fuzz.mutation import mutate
-from pgfed.algorithms import METHODS
+from pgfed.config.experiment import Experiment, from_dict, load, make_methods
+from pgfed.config.schema import dotted
 from pgfed.data.datasets import Dataset
-from pgfed.experiment import Experiment, from_dict, load, make_methods
-from pgfed.runner import divide
-from pgfed.schema import dotted
+from pgfed.engine.runs import divide
+from pgfed.methods.registry import METHODS
 
 FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
 KEYS = dotted(Experiment)

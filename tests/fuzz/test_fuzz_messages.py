@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 
 from fuzz.driving import attempt, drive, explore, one_line, share
 from fuzz.mutation import mutate
-from pgfed.algorithms import get
-from pgfed.core import Message, State
-from pgfed.engine import Run, Serial, wire
-from pgfed.engine.backend import Payload
+from pgfed.engine.backends import wire
+from pgfed.engine.backends.base import Payload, Serial
 from pgfed.engine.replies import MAX_SAMPLES, collect, refusal, score_refusal
-from pgfed.flower.records import _UNREADABLE, RAW, BadRecord, field, pack, unpack
-from pgfed.task import Layout
+from pgfed.engine.rounds import Run
+from pgfed.federation.flower.records import _UNREADABLE, RAW, BadRecord, field, pack, unpack
+from pgfed.methods.contract import Message, State
+from pgfed.methods.registry import get
+from pgfed.model.task import Layout
 from pgfed.testing import TRAIN, check_equal, outcome, small_model, trivial_federation
 
 numbers = st.one_of(

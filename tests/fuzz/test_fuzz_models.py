@@ -13,10 +13,10 @@ import torch
 
 from fuzz.driving import attempt, drive, share
 from fuzz.mutation import mutate
-from pgfed.files import read_state, sha256, state_from_bytes, state_to_bytes
-from pgfed.modelfiles import GLOBAL, ModelsInFolder, write_manifest, write_model
-from pgfed.models import MLP
-from pgfed.takehome.load import Model, open_model
+from pgfed.engine.durable import read_state, sha256, state_from_bytes, state_to_bytes
+from pgfed.model.networks import MLP
+from pgfed.results.loading import Model, open_model
+from pgfed.results.models import GLOBAL, ModelsInFolder, write_manifest, write_model
 
 SHAPE, CLASSES = (1, 3, 3), ["a", "b", "c"]
 

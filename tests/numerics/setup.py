@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from numerics.reference import Array, TorchNet
-from pgfed.core import Algorithm, Rng, draw_cohort
 from pgfed.data.federation import Federation, Shard
-from pgfed.engine import Run, Serial
-from pgfed.models import Factory
-from pgfed.task import Task
+from pgfed.engine.backends.base import Serial
+from pgfed.engine.rounds import Run
+from pgfed.methods.contract import Algorithm, Rng, draw_cohort
+from pgfed.model.networks import Factory
+from pgfed.model.task import Task
 
 Problem = Sequence[tuple[Array, NDArray[np.int64]]]
 

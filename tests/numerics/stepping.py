@@ -14,8 +14,8 @@ from torch import Tensor
 
 from numerics.reference import Array, Net, problem
 from numerics.setup import cohorts, held, make_run
-from pgfed.core import Algorithm, Rng, TrainConfig
-from pgfed.engine import Run
+from pgfed.engine.rounds import Run
+from pgfed.methods.contract import Algorithm, Rng, TrainConfig
 
 SEED, CLIENTS, COHORT, ROUNDS = 3, 8, 3, 4
 NET = Net(features=4, hidden=5, classes=3)

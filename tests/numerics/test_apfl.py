@@ -8,11 +8,11 @@ import torch
 
 from numerics.reference import Net, problem
 from numerics.setup import batch_orders, cohorts, finish, float64, held, make_run, normed_network
-from pgfed.algorithms.apfl import APFL
-from pgfed.algorithms.fedavg import FedAvg
-from pgfed.algorithms.local import Local
-from pgfed.core import Rng, TrainConfig
 from pgfed.errors import UserError
+from pgfed.methods.apfl import APFL
+from pgfed.methods.contract import Rng, TrainConfig
+from pgfed.methods.fedavg import FedAvg
+from pgfed.methods.local import Local
 
 N, M, ROUNDS = 5, 3, 4
 NET = Net(4, 5, 3)

@@ -19,9 +19,9 @@ from numerics.stepping import (
     minibatches,
     start,
 )
-from pgfed.algorithms.fedavg import FedAvg
-from pgfed.algorithms.fedavg_ft import FedAvgFT
 from pgfed.errors import UserError
+from pgfed.methods.fedavg import FedAvg
+from pgfed.methods.fedavg_ft import FedAvgFT
 
 
 @pytest.mark.parametrize(("epochs", "lr"), [(1, None), (3, 0.02)])

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from numerics.reference import Array, Net, TorchNet, problem
 from numerics.setup import cohorts, make_run
-from pgfed.algorithms.fedavg import FedAvg
-from pgfed.algorithms.fedavg_local import FedAvgLocal
-from pgfed.algorithms.local import Local
-from pgfed.core import Algorithm, Mean, Rng, TrainConfig, batches, sgd
 from pgfed.data.federation import Shard
-from pgfed.engine import Run
-from pgfed.task import Task
+from pgfed.engine.rounds import Run
+from pgfed.methods.contract import Algorithm, Mean, Rng, TrainConfig, batches, sgd
+from pgfed.methods.fedavg import FedAvg
+from pgfed.methods.fedavg_local import FedAvgLocal
+from pgfed.methods.local import Local
+from pgfed.model.task import Task
 
 N, M, T, SEED = 7, 3, 5, 0
 PROBLEM = problem(N)

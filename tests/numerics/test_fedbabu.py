@@ -22,8 +22,8 @@ from numerics.stepping import (
     minibatches,
     start,
 )
-from pgfed.algorithms.fedbabu import FedBABU
 from pgfed.errors import UserError
+from pgfed.methods.fedbabu import FedBABU
 
 B = NET.b
 

@@ -8,10 +8,10 @@ import torch
 
 from numerics.reference import Net, problem
 from numerics.setup import batch_orders, cohorts, finish, float64, held, make_run, normed_network
-from pgfed.algorithms.fedavg import FedAvg
-from pgfed.algorithms.feddyn import FedDyn
-from pgfed.core import Mean, Rng, TrainConfig
 from pgfed.errors import UserError
+from pgfed.methods.contract import Mean, Rng, TrainConfig
+from pgfed.methods.fedavg import FedAvg
+from pgfed.methods.feddyn import FedDyn
 
 N, M, ROUNDS = 5, 3, 4
 NET = Net(4, 5, 3)

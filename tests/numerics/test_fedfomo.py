@@ -8,10 +8,10 @@ import torch
 
 from numerics.reference import Net, problem
 from numerics.setup import batch_orders, cohorts, finish, float64, held, make_run, normed_network
-from pgfed.algorithms.fedfomo import FedFomo
-from pgfed.algorithms.local import Local
-from pgfed.core import Rng, TrainConfig
 from pgfed.errors import UserError
+from pgfed.methods.contract import Rng, TrainConfig
+from pgfed.methods.fedfomo import FedFomo
+from pgfed.methods.local import Local
 
 N, M, ROUNDS = 6, 4, 7
 NET = Net(4, 5, 3)

@@ -23,7 +23,7 @@ from numerics.stepping import (
     minibatches,
     start,
 )
-from pgfed.algorithms.fedper import FedPer
+from pgfed.methods.fedper import FedPer
 
 B = NET.b
 

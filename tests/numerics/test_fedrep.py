@@ -23,10 +23,10 @@ from numerics.stepping import (
     minibatches,
     start,
 )
-from pgfed.algorithms.fedbabu import FedBABU
-from pgfed.algorithms.fedrep import FedRep
-from pgfed.core import Rng
 from pgfed.errors import UserError
+from pgfed.methods.contract import Rng
+from pgfed.methods.fedbabu import FedBABU
+from pgfed.methods.fedrep import FedRep
 
 B = NET.b
 BASE, HEAD = slice(0, B), slice(B, NET.d)

@@ -26,11 +26,11 @@ from numerics.stepping import (
     minibatches,
     start,
 )
-from pgfed.algorithms.fedavg import FedAvg
-from pgfed.algorithms.fedrod import FedRoD
-from pgfed.core import Rng
 from pgfed.errors import UserError
-from pgfed.task import Task
+from pgfed.methods.contract import Rng
+from pgfed.methods.fedavg import FedAvg
+from pgfed.methods.fedrod import FedRoD
+from pgfed.model.task import Task
 
 B, K, H = NET.b, NET.k, NET.h
 # Every other client has no sample of class 2.

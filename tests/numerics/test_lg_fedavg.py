@@ -23,7 +23,7 @@ from numerics.stepping import (
     minibatches,
     start,
 )
-from pgfed.algorithms.lg_fedavg import LGFedAvg
+from pgfed.methods.lg_fedavg import LGFedAvg
 
 B = NET.b
 

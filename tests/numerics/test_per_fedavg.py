@@ -18,9 +18,9 @@ from numerics.setup import (
     normed_network,
     quadratic,
 )
-from pgfed.algorithms.per_fedavg import PerFedAvg
-from pgfed.core import Mean, Rng, TrainConfig
 from pgfed.errors import UserError
+from pgfed.methods.contract import Mean, Rng, TrainConfig
+from pgfed.methods.per_fedavg import PerFedAvg
 
 N, M, ROUNDS = 5, 3, 4
 NET = Net(4, 5, 3)

@@ -17,9 +17,9 @@ from numerics.setup import (
     normed_network,
     quadratic,
 )
-from pgfed.algorithms.pfedme import PFedMe
-from pgfed.core import Mean, Rng, TrainConfig
 from pgfed.errors import UserError
+from pgfed.methods.contract import Mean, Rng, TrainConfig
+from pgfed.methods.pfedme import PFedMe
 
 N, M, ROUNDS = 5, 3, 4
 NET = Net(4, 5, 3)

@@ -18,11 +18,12 @@ from torch import nn
 
 from numerics.reference import Array, Net, TorchNet, problem
 from numerics.setup import cohorts, federation
-from pgfed.algorithms.pgfed import PGFed
-from pgfed.algorithms.pgfed_ce import PGFedCE
-from pgfed.algorithms.pgfed_mo import PGFedMo
-from pgfed.core import Algorithm, Rng, TrainConfig
-from pgfed.engine import Run, Serial
+from pgfed.engine.backends.base import Serial
+from pgfed.engine.rounds import Run
+from pgfed.methods.contract import Algorithm, Rng, TrainConfig
+from pgfed.methods.pgfed import PGFed
+from pgfed.methods.pgfed_ce import PGFedCE
+from pgfed.methods.pgfed_mo import PGFedMo
 
 CLIENTS, COHORT, ROUNDS, SEED = 9, 3, 5, 0
 FEATURES, CLASSES, HIDDEN = 4, 3, 5

@@ -16,13 +16,10 @@ from torch import Tensor, nn
 
 from numerics.reference import TorchNet, problem
 from numerics.setup import cohorts, make_run
-from pgfed import pairs
-from pgfed.algorithms.fedavg import FedAvg
-from pgfed.algorithms.fedavg_local import FedAvgLocal
-from pgfed.algorithms.pgfed import PGFed
-from pgfed.algorithms.pgfed_ce import PGFedCE
-from pgfed.algorithms.pgfed_mo import PGFedMo
-from pgfed.core import (
+from pgfed.data.federation import Shard
+from pgfed.engine.rounds import Run
+from pgfed.methods import alphas as pairs
+from pgfed.methods.contract import (
     Algorithm,
     ClientInfo,
     FederationInfo,
@@ -33,9 +30,12 @@ from pgfed.core import (
     TrainConfig,
     Update,
 )
-from pgfed.data.federation import Shard
-from pgfed.engine import Run
-from pgfed.task import Task
+from pgfed.methods.fedavg import FedAvg
+from pgfed.methods.fedavg_local import FedAvgLocal
+from pgfed.methods.pgfed import PGFed
+from pgfed.methods.pgfed_ce import PGFedCE
+from pgfed.methods.pgfed_mo import PGFedMo
+from pgfed.model.task import Task
 
 N, M, T = 8, 3, 6
 TRAIN = TrainConfig(epochs=2, batch_size=4, lr=0.05)
@@ -429,7 +429,7 @@ def test_p12_what_leaves_is_risk_and_gradient_at_the_end(
     at_once: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pgfed.core.GRADIENT_BATCH", at_once)  # no part of the result
+    monkeypatch.setattr("pgfed.methods.contract.GRADIENT_BATCH", at_once)  # no part of the result
     task = small_task()
     x, y = PROBLEM[0]
     data = [Shard(torch.from_numpy(x[:n]).float(), torch.from_numpy(y[:n])) for n in (8, 7)]

@@ -18,15 +18,16 @@ from torch import Tensor, nn
 from numerics.reference import problem
 from numerics.setup import federation, network
 from numerics.stepping import CLIENTS, COHORT, LOST, NET, PROBLEM, ROUNDS, SEED, TRAIN, Batch
-from pgfed.algorithms.fedavg import FedAvg
-from pgfed.algorithms.fedper import FedPer
-from pgfed.algorithms.lg_fedavg import LGFedAvg
-from pgfed.algorithms.local import Local
-from pgfed.core import Algorithm, ClientInfo, Message, Rng, State, Update, sgd
 from pgfed.data.federation import Shard
-from pgfed.engine import Run, Serial
-from pgfed.models import Factory
-from pgfed.task import Layout, Task
+from pgfed.engine.backends.base import Serial
+from pgfed.engine.rounds import Run
+from pgfed.methods.contract import Algorithm, ClientInfo, Message, Rng, State, Update, sgd
+from pgfed.methods.fedavg import FedAvg
+from pgfed.methods.fedper import FedPer
+from pgfed.methods.lg_fedavg import LGFedAvg
+from pgfed.methods.local import Local
+from pgfed.model.networks import Factory
+from pgfed.model.task import Layout, Task
 
 Mask = Callable[[Layout], Tensor]
 

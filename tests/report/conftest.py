@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pgfed.report import read
-from pgfed.report.group import Group
+from pgfed.report.rendering import read
+from pgfed.results.comparison import Group
 from report.folders import make_folder
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from pgfed.experiment import from_dict
+from pgfed.config.experiment import from_dict
 
 # How good each method ends up, as a shift of the clients' accuracies over Local's.
 LEVELS = {"local": 0.0, "fedavg": -0.05, "fedavg-local": 0.08, "pgfed": 0.081, "fedper": 0.06}
@@ -95,7 +95,7 @@ def make_folder(
 @contextmanager
 def at_work(path: Path) -> Iterator[None]:
     """Another process holds the folder, as `pgfed run` does; at the end it is killed."""
-    script = "import sys; from pathlib import Path; from pgfed.files import FolderLock\n"
+    script = "import sys; from pathlib import Path; from pgfed.engine.durable import FolderLock\n"
     script += "FolderLock(Path(sys.argv[1])).acquire(); print('held', flush=True); input()"
     words = [sys.executable, "-c", script, str(path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -12,10 +12,10 @@ import pytest
 import pgfed
 from pgfed.engine.attacks import Attack
 from pgfed.report import tables
-from pgfed.report.formats import markdown_report
-from pgfed.report.group import Group, group
-from pgfed.report.load import load
 from pgfed.report.page import render
+from pgfed.report.text import markdown_report
+from pgfed.results.comparison import Group, group
+from pgfed.results.reader import load
 
 RUNS = {
     "calm": {},
@@ -94,9 +94,9 @@ def test_who_is_left_out_by_krum_is_on_record(folders: dict[str, Path]) -> None:
 
 
 def test_a_finished_run_remembers_its_attackers(folders: dict[str, Path]) -> None:
-    from pgfed.experiment import of_run
-    from pgfed.output import RunFolder
-    from pgfed.runner import prepare
+    from pgfed.config.experiment import of_run
+    from pgfed.engine.runs import prepare
+    from pgfed.results.writer import RunFolder
 
     setup = prepare(of_run(folders["attacked"]), Path())
     with RunFolder(folders["attacked"], setup, resume=True) as kept:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pgfed.report import write_page
+from pgfed.report.rendering import write_page
 from report.folders import make_folder
 from report.test_report_page import EVIL_LABEL, hostile
 

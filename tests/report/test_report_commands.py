@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from pgfed.cli.report import register
+from pgfed.cli.terminal.watch import Watched, sparkline, watch
+from pgfed.engine.durable import FolderLock
 from pgfed.errors import UserError
-from pgfed.files import FolderLock
-from pgfed.report.commands import register
-from pgfed.report.watch import Watched, sparkline, watch
 from report.folders import at_work, make_folder
 
 app = typer.Typer()

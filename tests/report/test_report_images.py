@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from pgfed.errors import UserError
-from pgfed.report import read, write_figures
+from pgfed.report.rendering import read, write_figures
 from report.folders import make_folder
 
 

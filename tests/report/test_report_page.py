@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from pgfed.algorithms import METHODS
 from pgfed.errors import UserError
-from pgfed.report import needs, page, read, render, write_page
-from pgfed.report.drawing import plain
-from pgfed.report.group import Group
+from pgfed.methods.registry import METHODS
+from pgfed.report import extras as needs
+from pgfed.report import page
+from pgfed.report.figures.specification import plain
+from pgfed.report.rendering import read, render, write_page
+from pgfed.results.comparison import Group
 from report.folders import make_folder
 
 EVIL = '<img src=x onerror="alert(1)">'

@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pgfed.report import Format, formats, paper, read, render, tables
-from pgfed.report.group import Group
+from pgfed.paper import printed as paper
+from pgfed.report import tables
+from pgfed.report import text as formats
+from pgfed.report.rendering import Format, read, render
 from pgfed.report.tables import Table
+from pgfed.results.comparison import Group
 from report.folders import make_folder
 
 

@@ -10,8 +10,8 @@ import pytest
 import pgfed as package
 from cli.cli_tools import blobs
 from cli.conftest import pgfed as pgfed  # the command line, as a fixture
-from pgfed.algorithms import METHODS
 from pgfed.api import Result
+from pgfed.methods.registry import METHODS
 from takehome.pictures import CLASSES, pictures
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 import pgfed as package
 from cli.cli_tools import Done
 from pgfed.api import Result
+from pgfed.engine.durable import sha256
 from pgfed.errors import UserError
-from pgfed.files import sha256
 from takehome.pictures import pictures
 
 Command = Callable[..., Done]

@@ -17,7 +17,7 @@ from sklearn.metrics import confusion_matrix, recall_score, roc_auc_score
 import pgfed as package
 from cli.cli_tools import Done, blobs
 from pgfed.api import Result
-from pgfed.takehome.scores import score
+from pgfed.takehome.metrics import score
 from takehome.pictures import CLASSES, pictures
 
 Command = Callable[..., Done]

@@ -12,8 +12,8 @@ import torch
 
 import pgfed as package
 from cli.cli_tools import Done
-from pgfed.algorithms import METHODS
 from pgfed.api import Result
+from pgfed.methods.registry import METHODS
 
 Command = Callable[..., Done]
 Everything = tuple[Path, Result]

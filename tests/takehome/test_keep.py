@@ -14,11 +14,11 @@ import torch
 import pgfed as package
 from cli.cli_tools import blobs
 from pgfed.api import run_setup
-from pgfed.engine import Run
+from pgfed.cli.terminal.progress import progress_for
+from pgfed.config.experiment import from_dict
+from pgfed.engine.rounds import Run
+from pgfed.engine.runs import prepare
 from pgfed.errors import UserError
-from pgfed.experiment import from_dict
-from pgfed.progress import progress_for
-from pgfed.runner import prepare
 
 ROUNDS = 7
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from cli.cli_tools import SMALL, Done
-from pgfed.algorithms.pgfed import PGFed
 from pgfed.api import Result
-from pgfed.core import TrainConfig, draw_cohort
-from pgfed.engine import Run, Serial
+from pgfed.engine.backends.base import Serial
+from pgfed.engine.rounds import Run
+from pgfed.methods.contract import TrainConfig, draw_cohort
+from pgfed.methods.pgfed import PGFed
 
 Command = Callable[..., Done]
 Grey = tuple[Path, Result]

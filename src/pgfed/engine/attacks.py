@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pgfed.core import Kind, Message, Rng, Update, generator
 from pgfed.data.federation import Shard
 from pgfed.errors import UserError, unknown
+from pgfed.methods.contract import Kind, Message, Rng, Update, generator
 
 ATTACKS = ("sign-flip", "scale", "noise", "label-flip")
 

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pgfed.core import (
+from pgfed.data.federation import Federation
+from pgfed.engine.attacks import Attack
+from pgfed.errors import UserError
+from pgfed.methods.contract import (
     Algorithm,
     ClientInfo,
     FederationInfo,
@@ -23,10 +26,7 @@ from pgfed.core import (
     generator,
     torch_stream,
 )
-from pgfed.data.federation import Federation
-from pgfed.engine.attacks import Attack
-from pgfed.errors import UserError
-from pgfed.task import Task
+from pgfed.model.task import Task
 
 
 class ClientError(Exception):

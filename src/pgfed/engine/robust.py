@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pgfed.core import Kind, Mean, Update
 from pgfed.errors import UserError, unknown
+from pgfed.methods.contract import Kind, Mean, Update
 
 AGGREGATIONS = ("mean", "median", "trimmed-mean", "krum", "norm-clip")
 ATTACKERS = 0.2  # share of the replies of a round, unless the experiment says otherwise

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pgfed.core import State
-from pgfed.files import read_state, sha256, state_to_bytes, write_atomic
+from pgfed.engine.durable import read_state, sha256, state_to_bytes, write_atomic
+from pgfed.methods.contract import State
 
 MEMORY = 2 << 30  # bytes of states kept in memory by default
 

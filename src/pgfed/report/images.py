@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from pgfed.errors import UserError
-from pgfed.report.drawing import (
+from pgfed.report.extras import module
+from pgfed.report.figures.specification import (
     BLUE,
     DIVERGING,
     GAP,
@@ -21,10 +22,9 @@ from pgfed.report.drawing import (
     Style,
     styles,
 )
-from pgfed.report.group import Group, Method
-from pgfed.report.needs import module
-from pgfed.report.numbers import correlation
-from pgfed.stats import Correlation, Floats, Pairs
+from pgfed.results.comparison import Group, Method
+from pgfed.results.differences import correlation
+from pgfed.results.statistics import Correlation, Floats, Pairs
 
 LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 SETTINGS = {

@@ -15,15 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from pgfed import __version__, stats
-from pgfed.report import figures, matrix, paper, studies, tables
-from pgfed.report.drawing import Figure, Style, styles
-from pgfed.report.group import Group
-from pgfed.report.load import Folder
-from pgfed.report.needs import missing, module
+from pgfed import __version__
+from pgfed.paper import printed as paper
+from pgfed.report import tables
+from pgfed.report.extras import missing, module
+from pgfed.report.figures import matrix, studies
+from pgfed.report.figures import methods as figures
+from pgfed.report.figures.specification import Figure, Style, styles
 from pgfed.report.tables import Table
-from pgfed.report.verdict import judge
-from pgfed.words import count, size
+from pgfed.results import statistics as stats
+from pgfed.results.comparison import Group
+from pgfed.results.formats import count, size
+from pgfed.results.reader import Folder
+from pgfed.results.verdict import judge
 
 MAX_PICKED = 1_000  # clients about whom the page knows everything
 CURVE_POINTS = 40  # of a single client's curve

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pgfed import stats
-from pgfed.report import paper
-from pgfed.report.group import FAMILY, Curve, Group, Method, Score
-from pgfed.report.load import NO_ATTACK, SeedRun
-from pgfed.report.numbers import NONE, bracketed, correlation, meaning, signed
-from pgfed.stats import Comparison, Correlation
-from pgfed.verdict import CONTROL
-from pgfed.words import percent, size
+from pgfed.paper import printed as paper
+from pgfed.results import statistics as stats
+from pgfed.results.comparison import FAMILY, Curve, Group, Method, Score
+from pgfed.results.differences import NONE, bracketed, correlation, meaning, signed
+from pgfed.results.formats import percent, size
+from pgfed.results.reader import NO_ATTACK, SeedRun
+from pgfed.results.sentence import CONTROL
+from pgfed.results.statistics import Comparison, Correlation
 
 NAMED = 8  # clients, or reasons, that a cell names
 TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)

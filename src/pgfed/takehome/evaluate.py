@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from pgfed.data import agreed
+from pgfed.config.experiment import IN_MEMORY
+from pgfed.data import matching as agreed
 from pgfed.data.federation import Shard, build_seat
 from pgfed.errors import UserError
-from pgfed.experiment import IN_MEMORY
-from pgfed.takehome.load import Diverged, Model
-from pgfed.takehome.manifest import Manifest
-from pgfed.takehome.runs import RunFolder, client_name
-from pgfed.takehome.scores import Scores, probabilities, score
+from pgfed.results.finished import RunFolder, client_name
+from pgfed.results.loading import Diverged, Model
+from pgfed.results.manifest import Manifest
+from pgfed.takehome.metrics import Scores, probabilities, score
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from pgfed.engine.durable import write_atomic
 from pgfed.errors import UserError
-from pgfed.files import write_atomic
-from pgfed.takehome.load import Model
+from pgfed.results.loading import Model
 
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
 CHECKED = (1, 2, 5)  # sizes of the batches that are compared: the first dimension is free

@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from pgfed.data import npz
-from pgfed.data.agreed import form
 from pgfed.data.folder import COLOUR_MODES, LITTER, opened
+from pgfed.data.matching import form
 from pgfed.errors import UserError
-from pgfed.takehome.load import Model
+from pgfed.results.loading import Model
 
 BATCH = 256
 

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pgfed.core import Rng, TrainConfig, fine_tuned
-from pgfed.data import agreed
+from pgfed.data import matching as agreed
 from pgfed.data.federation import Federation, Shard, build_seat
 from pgfed.engine.client import one_thread
+from pgfed.engine.durable import write_atomic
 from pgfed.errors import UserError
-from pgfed.files import write_atomic
-from pgfed.modelfiles import write_manifest, write_model
-from pgfed.models import make_task
-from pgfed.takehome.drawing import drawing
-from pgfed.takehome.load import Model
-from pgfed.takehome.runs import RunFolder
-from pgfed.task import Task
+from pgfed.methods.contract import Rng, TrainConfig, fine_tuned
+from pgfed.model.networks import make_task
+from pgfed.model.task import Task
+from pgfed.results.finished import RunFolder
+from pgfed.results.loading import Model
+from pgfed.results.models import write_manifest, write_model
+from pgfed.takehome.figures import drawing
 
 ALONE = "local"
 VALIDATION = 0.2  # of the training data, where the run has no validation share of its own

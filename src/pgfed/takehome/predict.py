@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
+from pgfed.results.loading import Model
 from pgfed.takehome.inputs import batches
-from pgfed.takehome.load import Model
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,162 @@
+"""`pgfed federation ...`: a real federation across machines, on Flower."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pgfed.errors import UserError
+
+app = typer.Typer(help="Run a real federation: a server and sites that keep their data.")
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
+
+
+@app.callback()
+def _needs_flower() -> None:
+    if find_spec("flwr") is None:
+        raise UserError(
+            "pgfed federation: needs Flower; install it with `pip install pgfed[flower]`"
+        )
+
+
+@app.command()
+def init(
+    folder: Folder,
+    sites: Annotated[int, typer.Option(min=1, max=10_000, help="How many sites may take part.")],
+    experiment: Annotated[
+        Path | None, typer.Option(metavar="TOML", help="What is trained; else PGFed, 20 rounds.")
+    ] = None,
+    server: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The server, as the sites reach it.")
+    ] = "127.0.0.1:8000",
+    classes: Annotated[
+        str | None,
+        typer.Option(metavar="N|A,B,...", help="The classes: how many, or their names."),
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(metavar="CxHxW|F", help="The shape of one input.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Neither TLS nor keys; on one machine only.")
+    ] = False,
+) -> None:
+    """Write everything for a federation: certificates, keys, and a folder per site."""
+    from pgfed.federation.folders import folder as folders
+
+    agreement = folders.init(
+        folder,
+        sites=sites,
+        experiment=experiment,
+        server=server,
+        classes=_classes(classes),
+        shape=_shape(shape),
+        insecure=insecure,
+    )
+    shape_ = "x".join(map(str, agreement.input_shape))
+    print(f"{folder}: {sites} seats; inputs {shape_}, {len(agreement.classes)} classes. Next:")
+    print(f"  here       pgfed federation server {folder}")
+    print(f"  each site  takes its folder out of {folder / 'sites'}, then, with its own data:")
+    print("             pgfed federation site FOLDER --data npz:PATH")
+    print(f"  here       pgfed federation run {folder}")
+
+
+@app.command()
+def server(folder: Folder) -> None:
+    """Run the server (Flower's SuperLink) until stopped."""
+    from pgfed.federation.flower.processes import serve
+    from pgfed.federation.folders.folder import FederationFolder
+
+    serve(FederationFolder(folder), _say)
+
+
+@app.command()
+def site(
+    folder: Annotated[Path, typer.Argument(metavar="SITE_DIR", help="The site's folder.")],
+    data: Annotated[
+        str, typer.Option(metavar="npz:PATH|folder:PATH", help="The site's data; else site.toml's.")
+    ] = "",
+) -> None:
+    """Run a site (Flower's SuperNode and a worker) until stopped. The data stays here."""
+    from pgfed.federation.flower.processes import attend
+    from pgfed.federation.folders.folder import SiteFolder
+
+    place = SiteFolder(folder)
+    if not (data or place.file.data):
+        raise UserError(f"--data: needed, or `data` in {folder / 'site.toml'}")
+    attend(place, data, _say)
+
+
+@app.command()
+def run(
+    folder: Folder,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run that was interrupted.")
+    ] = False,
+    round_timeout: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="How long a site may take.")
+    ] = 600.0,
+    min_replies: Annotated[
+        int, typer.Option(min=1, help="A round with fewer replies is asked for again.")
+    ] = 1,
+    keep_personal_models: Annotated[
+        bool, typer.Option(help="Copy the models of sites that allow it (share_model) here.")
+    ] = False,
+) -> None:
+    """Run the federation's experiment over the sites that are connected."""
+    from pgfed.cli.terminal.federation import watch
+    from pgfed.federation.flower.control import Control
+    from pgfed.federation.folders.folder import FederationFolder
+
+    place = FederationFolder(folder)
+    place.check_run(resume=resume)
+    options: dict[str, Any] = {
+        "resume": resume,
+        "round-timeout": float(round_timeout),
+        "min-replies": min_replies,
+        "keep-personal-models": keep_personal_models,
+    }
+    if not watch(place, Control(place), options):
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(folder: Folder) -> None:
+    """Show how the federation stands, site by site."""
+    from rich.console import Console
+
+    from pgfed.cli.terminal import federation as watching
+    from pgfed.federation.folders.folder import FederationFolder
+
+    place = FederationFolder(folder)
+    content = watching.read(place)
+    if content is None:
+        print(f"{folder}: no run yet; `pgfed federation run {folder}` starts one")
+        return
+    Console().print(watching.table(content))
+    for message in content["messages"][-5:]:
+        print(message)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _classes(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    if text.isdecimal() and int(text) <= 10_000:
+        return [str(k) for k in range(int(text))]
+    return [name.strip() for name in text.split(",")]
+
+
+def _shape(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if not all(part.isdecimal() and int(part) for part in parts) or len(parts) not in (1, 3):
+        raise UserError(f"--shape: found {text!r}; allowed: CxHxW, as 3x32x32, or F, as 40")
+    return [int(part) for part in parts]

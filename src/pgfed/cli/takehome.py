@@ -1,0 +1,200 @@
+"""`pgfed evaluate`, `predict`, `export`, `onboard` and `why`. torch is imported on use."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+ModelFile = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A model file, .../models/client-0007.safetensors.")
+]
+Client = Annotated[int, typer.Option(metavar="N", min=0, help="The client's number.")]
+Method = Annotated[str | None, typer.Option(metavar="NAME", help="One method; by default all.")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="By default the first.")]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Where data sets lie; else $PGFED_DATA, else ./data."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+Figure = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="Also draw it (.png, .svg or .pdf).")
+]
+
+
+class Format(StrEnum):
+    """What a model is exported as."""
+
+    onnx = "onnx"
+    torch = "torch"
+
+
+def register(app: typer.Typer) -> None:
+    for command in (evaluate, predict, export, onboard, why):
+        app.command()(command)
+
+
+def evaluate(
+    run: Run,
+    client: Client,
+    method: Method = None,
+    seed: Seed = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA", help="folder:PATH or npz:PATH; by default the client's own test data."
+        ),
+    ] = None,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score a client's model beside the Local and the global one."""
+    from pgfed.cli.terminal import takehome as screens
+    from pgfed.config.experiment import data_root as default_root
+    from pgfed.results.finished import RunFolder
+    from pgfed.takehome.evaluate import evaluate as evaluated
+
+    found = evaluated(
+        RunFolder.open(run),
+        client,
+        method=method,
+        seed=seed,
+        data=data,
+        data_root=default_root(data_root),
+    )
+    if found.unchanged is False:
+        print(
+            "pgfed: the data has changed since the run (its fingerprint differs): the test data "
+            "may hold what the models were trained on",
+            file=sys.stderr,
+        )
+    for line in found.left_out:
+        print(f"pgfed: left out: {line}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        screens.evaluation(found)
+
+
+def predict(
+    model: ModelFile,
+    images: Annotated[
+        list[Path],
+        typer.Argument(metavar="IMAGES...", help="Image files, folders of them, .npy or .npz."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="Where to write; by default to the screen.")
+    ] = None,
+    resize: Annotated[
+        bool, typer.Option("--resize", help="Resize images to what the model expects.")
+    ] = False,
+) -> None:
+    """Classify images: class and probability of each, as CSV."""
+    from pgfed.engine.durable import write_atomic
+    from pgfed.errors import UserError
+    from pgfed.results.formats import count
+    from pgfed.results.loading import open_model
+    from pgfed.takehome import predict as predictions
+
+    found = predictions.predict(open_model(model), images, resize=resize)
+    text = predictions.as_csv(found)
+    if out is None:
+        print(text, end="")
+        return
+    try:
+        write_atomic(out, text)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written ({error.strerror})") from None
+    print(f"{count(len(found), 'prediction')}: {out}")
+
+
+def export(
+    model: ModelFile,
+    format: Annotated[
+        Format, typer.Option(help="onnx, or torch (torch.export's .pt2).")
+    ] = Format.onnx,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="By default MODEL's name, in the current folder."),
+    ] = None,
+) -> None:
+    """Write a model for programs that know nothing of pgfed, and check that it is the same."""
+    from pgfed.results.loading import open_model
+    from pgfed.takehome.export import export as exported
+
+    done = exported(open_model(model), format.value, out)
+    print(f"{done.path}: gives the same logits (largest difference {done.difference:.1g})")
+
+
+def onboard(
+    run: Run,
+    data: Annotated[
+        str, typer.Option(metavar="DATA", help="The new site's data: folder:PATH or npz:PATH.")
+    ],
+    method: Method = None,
+    seed: Seed = None,
+    epochs: Annotated[int, typer.Option(min=1, max=10_000, help="Of fine-tuning, at most.")] = 20,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate; by default the run's train.lr.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="By default onboarded/NAME of the run.")
+    ] = None,
+    data_root: DataRoot = None,
+    figure: Figure = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a site that was not there a model: global models, fine-tuned on its data."""
+    from pgfed.cli.terminal import takehome as screens
+    from pgfed.config.experiment import data_root as default_root
+    from pgfed.results.finished import RunFolder
+    from pgfed.results.writer import choose
+    from pgfed.takehome import onboard as onboarding
+
+    folder = RunFolder.open(run)
+    place = choose(out or Path("onboarded") / folder.experiment.name, folder.experiment.name)
+    found = onboarding.onboard(
+        folder,
+        data,
+        method=method,
+        seed=seed,
+        epochs=epochs,
+        lr=lr,
+        data_root=default_root(data_root),
+    )
+    onboarding.write(found, place)
+    if figure is not None:
+        onboarding.figure(found, figure)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        screens.onboarding(found, str(place))
+
+
+def why(
+    run: Run,
+    client: Client,
+    method: Annotated[
+        str | None, typer.Option(metavar="NAME", help="By default the first PGFed method.")
+    ] = None,
+    seed: Seed = None,
+    figure: Figure = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which clients' risks a client's model weighed most."""
+    from pgfed.cli.terminal import takehome as screens
+    from pgfed.results.finished import RunFolder
+    from pgfed.takehome import influence as reasons
+
+    found = reasons.why(RunFolder.open(run), client, method=method, seed=seed)
+    if figure is not None:
+        reasons.figure(found, figure)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        screens.reasons(found)

@@ -1,0 +1,188 @@
+"""What the command line prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from pgfed.results.formats import count, duration, size
+
+if TYPE_CHECKING:
+    from pgfed.data.federation import Federation
+    from pgfed.engine.runs import Outcome, Setup
+    from pgfed.methods.contract import Algorithm
+    from pgfed.tuning.cost import Estimate
+
+PIPED_WIDTH = 120  # columns where the output is no terminal
+MANY_CLIENTS = 60  # beyond this many a table of clients is cut
+MANY_CLASSES = 20  # beyond this many their shares are not drawn
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def console() -> Console:
+    plain = not sys.stdout.isatty()
+    return Console(file=sys.stdout, highlight=False, width=PIPED_WIDTH if plain else None)
+
+
+def outcomes(of: Sequence[Outcome], folder: Path, page: Path | None = None) -> None:
+    """The table per method, the verdict, and where the rest is."""
+    from pgfed.results import sentence as verdict
+
+    screen = console()
+    screen.print(table(verdict.COLUMNS, [list(row.values()) for row in verdict.rows(of)]))
+    without = sum(1 for score in of[0].final if np.isnan(score))
+    if without:
+        screen.print(f"{count(without, 'client')} without test data left out of the means.")
+    for line in verdict.troubles(of):
+        screen.print(line, soft_wrap=True, markup=False)
+    screen.print(verdict.sentence(of), soft_wrap=True)
+    screen.print(f"Run folder: {folder}", soft_wrap=True, markup=False)
+    if page is not None:
+        screen.print(f"Report: {page}", soft_wrap=True, markup=False)
+
+
+def dry_run(setup: Setup, estimates: Sequence[Estimate], memory: float) -> None:
+    """What would run, and what it would take."""
+    screen = console()
+    experiment = setup.experiment
+    federation = setup.federation
+    screen.print(
+        f"{experiment.name}: {count(len(setup.methods), 'method')} x "
+        f"{count(len(experiment.seeds), 'seed')} x {count(experiment.rounds, 'round')}, "
+        f"{setup.cohort} of {count(len(federation), 'client')} per round, model "
+        f"{experiment.model.name} ({setup.layout.n:,} numbers)",
+        soft_wrap=True,
+    )
+    clients(federation)
+    columns = ("method", "time", "down", "up", "disk")
+    rows = [
+        (e.method, duration(e.seconds), size(e.bytes_down), size(e.bytes_up), size(e.disk_bytes))
+        for e in estimates
+    ]
+    screen.print(table(columns, rows))
+    screen.print(
+        f"Estimated in all: {duration(sum(e.seconds for e in estimates))}, "
+        f"{size(memory)} of memory, {size(sum(e.disk_bytes for e in estimates))} on disk, "
+        f"{size(sum(e.bytes_down + e.bytes_up for e in estimates))} sent. Nothing was written.",
+        soft_wrap=True,
+    )
+
+
+def clients(federation: Federation) -> None:
+    """Sizes and classes of each client."""
+    screen = console()
+    rows = federation.table()
+    names = federation.class_names
+    head = ["client", "train", "test", "classes", "samples per class"]
+    extra = [
+        (title, key)
+        for title, key in (("label", "label"), ("domain", "domain"), ("validation", "n_validation"))
+        if any(row.get(key) for row in rows)
+    ]
+    shown = []
+    for row in rows[:MANY_CLIENTS]:
+        cells = [row["client"], row["n_train"], row["n_test"], row["classes"], _shares(row, names)]
+        shown.append([*cells, *(row[key] for _, key in extra)])
+    screen.print(table([*head, *(title for title, _ in extra)], shown))
+    if len(rows) > MANY_CLIENTS:
+        screen.print(f"... and {count(len(rows) - MANY_CLIENTS, 'more client')}")
+    n = federation.n_train
+    screen.print(
+        f"{federation.name}: {count(len(rows), 'client')}, {len(federation.y):,} samples, "
+        f"{len(names)} classes; training samples per client: {n.min()} to {n.max()}, "
+        f"median {np.median(n):g}",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _shares(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    counts = row["counts"]
+    if len(counts) <= MANY_CLASSES:
+        top = max(counts)
+        return "".join(BARS[-(-8 * n // top)] for n in counts)
+    largest = sorted(range(len(counts)), key=lambda k: -counts[k])[:3]
+    return ", ".join(f"{names[k]} {counts[k]}" for k in largest if counts[k]) + ", ..."
+
+
+def methods(classes: Mapping[str, type[Algorithm]]) -> None:
+    console().print(table(("method", "what it does"), [(k, c.summary) for k, c in classes.items()]))
+
+
+def method(name: str, cls: type[Algorithm]) -> None:
+    """Its settings, what leaves a site, what the server sees."""
+    from pgfed.config import description as explain
+
+    screen = console()
+    screen.print(f"{name}: {cls.summary}", markup=False, soft_wrap=True)
+    own, shared = explain.settings(cls)
+    for title, found in ((f"method.{name}", own), ("train", shared)):
+        if found:
+            screen.print(f"\nSettings, [{title}]:", markup=False)
+            rows = [(p.name, explain.default(p), p.meaning, p.allowed) for p in found]
+            screen.print(table(("key", "default", "meaning", "allowed"), rows))
+    leaving, once = explain.leaving(cls), explain.leaving_once(cls)
+    if not leaving and not once:
+        screen.print("\nNothing leaves a client; the server sees nothing.")
+        return
+    _list("\nLeaves a client in each round it takes part in:", leaving)
+    if once:
+        _list("\nLeaves each client once, after the last round, for the global model:", once)
+    _list("\nNothing else leaves a client. The server can see:", explain.seen(cls))
+
+
+def _list(title: str, lines: Iterable[str]) -> None:
+    screen = console()
+    screen.print(title)
+    for line in lines:
+        screen.print(f"- {line}", markup=False, soft_wrap=True)
+
+
+def datasets(rows: Sequence[Mapping[str, Any]], root: Path) -> None:
+    """The named data sets, and whether their files are there."""
+    screen = console()
+    columns = ("name", "what", "input", "classes", "samples", "here", "files")
+    cells = [
+        (
+            row["name"],
+            row["what"],
+            "x".join(map(str, row["input"])),
+            row["classes"],
+            f"{row['samples']:,}",
+            "yes" if row["present"] else "no",
+            row["files"],
+        )
+        for row in rows
+    ]
+    screen.print(table(columns, cells))
+    screen.print(f"Files are looked for under {root}.", markup=False, soft_wrap=True)
+    screen.print(
+        "Own data: npz:PATH (arrays x and y; if you like client, domain, split, class_names) or "
+        "folder:PATH (PATH/<class>/*).",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table whose numbers are aligned to the right."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for k, column in enumerate(columns):
+        numeric = all(row[k][:1] in "+-–0123456789" for row in cells)
+        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in cells:
+        made.add_row(*map(_plain, row))
+    return made
+
+
+def _plain(cell: str) -> Any:
+    from rich.text import Text
+
+    return Text(cell)

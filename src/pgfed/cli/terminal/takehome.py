@@ -1,0 +1,151 @@
+"""What the commands of this package print."""
+
+from __future__ import annotations
+
+from pgfed.cli.terminal.experiment import console, table
+from pgfed.results.formats import count, percent, points
+from pgfed.takehome.evaluate import Evaluation, Row
+from pgfed.takehome.influence import MOST, Reasons
+from pgfed.takehome.onboard import ALONE, Newcomer, Onboarding
+
+MANY_CLASSES = 20  # beyond this many a confusion matrix is no longer readable
+BESIDE = 3  # models that are shown class by class: a method, its global model, and Local
+
+
+def evaluation(of: Evaluation) -> None:
+    """One row per model; class by class where there are few."""
+    screen = console()
+    samples = count(of.rows[0].scores.samples, "sample")
+    title = f"{of.name}, seed {of.seed}: {samples} of {of.data}"
+    screen.print(title, markup=False, soft_wrap=True)
+    columns = ("model", "accuracy", "balanced accuracy", "AUC", "ECE")
+    cells = [
+        (
+            row.name,
+            percent(row.scores.accuracy),
+            percent(row.scores.balanced_accuracy),
+            "–" if row.scores.auc is None else f"{row.scores.auc:.3f}",
+            f"{row.scores.ece:.3f}",
+        )
+        for row in of.rows
+    ]
+    screen.print(table(columns, cells))
+    if not of.has_local:
+        screen.print("Local was not among the methods of this run: nothing says what alone gives.")
+    if len(of.rows) > BESIDE:
+        screen.print("Class by class, with confusion matrices: --method NAME, or all in --json.")
+        return
+    screen.print("\nRecall by class:")
+    screen.print(table(("class", "samples", *(row.name for row in of.rows)), _recalls(of)))
+    if len(of.classes) > MANY_CLASSES:
+        screen.print(f"Confusion matrices of {len(of.classes)} classes are in --json.")
+        return
+    for row in of.rows:
+        screen.print(f"\n{row.name}: true class (rows) by predicted class", markup=False)
+        screen.print(table(("", *of.classes), _confusion(of, row)))
+
+
+def _recalls(of: Evaluation) -> list[tuple[str, ...]]:
+    return [
+        (
+            name,
+            str(sum(of.rows[0].scores.confusion[k])),
+            *(percent(row.scores.recall[k]) for row in of.rows),
+        )
+        for k, name in enumerate(of.classes)
+    ]
+
+
+def _confusion(of: Evaluation, row: Row) -> list[tuple[str, ...]]:
+    lines = zip(of.classes, row.scores.confusion, strict=True)
+    return [(name, *(str(n) if n else "-" for n in found)) for name, found in lines]
+
+
+def onboarding(of: Onboarding, out: str) -> None:
+    """What each method offers the new site, and the advice."""
+    screen = console()
+    site = of.site.table()[0]
+    screen.print(
+        f"{of.data}: {site['n_train']} training, {site['n_validation']} validation and "
+        f"{count(site['n_test'], 'test sample')}, {site['classes']} of "
+        f"{len(of.site.class_names)} classes",
+        markup=False,
+        soft_wrap=True,
+    )
+    columns = ("start from", "epochs", "validation", "test before", "test", "gain over alone")
+    alone = of.newcomers[0].after.test_accuracy
+    cells = [
+        (
+            _name(n),
+            str(n.epochs),
+            percent(n.after.validation_accuracy),
+            percent(n.before.test_accuracy),
+            percent(n.after.test_accuracy),
+            "" if n.method == ALONE else points(_difference(n.after.test_accuracy, alone)),
+        )
+        for n in of.newcomers
+    ]
+    screen.print(table(columns, cells))
+    for n in of.newcomers:
+        if n.method != ALONE and n.start.startswith("no "):
+            screen.print(f"{n.method} has {n.start}.", markup=False, soft_wrap=True)
+    screen.print(_advice(of), markup=False, soft_wrap=True)
+    screen.print(f"Models, manifests and learning curves: {out}", markup=False, soft_wrap=True)
+
+
+def _name(newcomer: Newcomer) -> str:
+    return "alone (untrained)" if newcomer.method == ALONE else newcomer.method
+
+
+def _advice(of: Onboarding) -> str:
+    """Chosen on validation data; the test data only says what it is worth."""
+    best, alone = of.best, of.newcomers[0]
+    epochs = count(best.epochs, "epoch")
+    if best is alone:
+        text = f"Train alone, for {epochs}: on validation data no global model did better"
+    elif not best.epochs:
+        text = f"Take {best.method}'s model as it is: on validation data fine-tuning did not help"
+    else:
+        text = f"Start from {best.method}'s model and fine-tune for {epochs}"
+    if best.after.test_accuracy is None:
+        return f"{text}. There is no test data to tell what that gives."
+    text += f": {percent(best.after.test_accuracy)} on the new site's test data"
+    if best is not alone:
+        text += f", against {percent(alone.after.test_accuracy)} alone"
+    return f"{text}."
+
+
+def _difference(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
+
+
+def reasons(of: Reasons) -> None:
+    """The weights, largest first, and how far they can be trusted."""
+    screen = console()
+    screen.print(
+        f"{of.name}, {of.method}, seed {of.seed}: whose risks its model weighed most "
+        f"(every weight starts at {of.start:.4g})",
+        markup=False,
+        soft_wrap=True,
+    )
+    if not of.weights:
+        screen.print("It never trained with another client's gradient: all weights are as begun.")
+    else:
+        columns = ("client", "train", "met", "weight", "change", "share of the last gradient")
+        cells = [
+            (
+                w.name.removeprefix("client ") + (" = itself" if w.client == of.client else ""),
+                str(w.n_train),
+                str(w.met),
+                f"{w.weight:.4f}",
+                f"{w.change:+.4f}",
+                percent(w.share),
+            )
+            for w in of.weights[:MOST]
+        ]
+        screen.print(table(columns, cells))
+        if len(of.weights) > MOST:
+            screen.print(f"... and {count(len(of.weights) - MOST, 'more client')}")
+    if not of.has_gradient:
+        screen.print("The run holds no gradients of a last round, so there are no shares.")
+    screen.print(of.limits, soft_wrap=True)

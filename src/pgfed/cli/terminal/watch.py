@@ -1,0 +1,160 @@
+"""A running experiment in the terminal, read from its folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pgfed.config import experiment
+from pgfed.engine.durable import in_use
+from pgfed.errors import UserError
+from pgfed.methods import registry as algorithms
+from pgfed.results.formats import count, duration, percent, size
+from pgfed.results.history import read_history
+from pgfed.results.reader import how_to_go_on
+
+INTERVAL = 1.0  # seconds
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 12  # of a curve
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one method is under one seed."""
+
+    method: str
+    seed: int
+    rounds: int  # to do in all
+    done: int = 0
+    accuracy: tuple[float, ...] = ()  # of the scored rounds
+    sent: float = 0.0
+    images: int = 0
+    train_seconds: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        return self.done >= self.rounds
+
+
+class Watched:
+    """A run folder that may still grow; files that did not change are not read again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.experiment = experiment.of_run(folder)
+        self.folder = folder
+        self._known: dict[Path, tuple[int, Progress]] = {}
+
+    def progress(self) -> list[Progress]:
+        return [
+            self._one(method, seed)
+            for method in map(algorithms.folder, self.experiment.methods)
+            for seed in self.experiment.seeds
+        ]
+
+    def _one(self, method: str, seed: int) -> Progress:
+        path = self.folder / method / f"seed-{seed}" / "history.jsonl"
+        length = path.stat().st_size if path.is_file() else 0
+        if path not in self._known or self._known[path][0] != length:
+            self._known[path] = length, _read(path, method, seed, self.experiment.rounds)
+        return self._known[path][1]
+
+
+def _read(path: Path, method: str, seed: int, rounds: int) -> Progress:
+    records = read_history(path, strict=True)
+    try:
+        return Progress(
+            method,
+            seed,
+            rounds,
+            done=len(records),
+            accuracy=tuple(r["mean_accuracy"] for r in records if r["mean_accuracy"] is not None),
+            sent=sum(r["bytes_down"] + r["bytes_up"] for r in records),
+            images=sum(r["images"] for r in records),
+            train_seconds=sum(r["train_seconds"] for r in records),
+            seconds=sum(r["seconds"] for r in records),
+        )
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: a record is damaged ({error!r})") from None
+
+
+def table(name: str, progress: list[Progress], running: bool) -> Table:
+    """One line per method and seed."""
+    caption = _left(progress, running)
+    shown = Table(title=Text(name), caption=caption, box=None, title_justify="left")
+    for heading in ("method", "seed"):
+        shown.add_column(heading)
+    for heading in ("round", "accuracy", "best"):
+        shown.add_column(heading, justify="right")
+    shown.add_column("so far")
+    for heading in ("sent", "images/s"):
+        shown.add_column(heading, justify="right")
+    for one in progress:
+        style = "dim" if not one.done else "" if one.finished else "bold"
+        speed = f"{one.images / one.train_seconds:,.0f}" if one.train_seconds else "–"
+        cells = [
+            one.method,
+            str(one.seed),
+            f"{one.done}/{one.rounds}",
+            percent(one.accuracy[-1] if one.accuracy else None),
+            percent(max(one.accuracy, default=None)),
+            sparkline(one.accuracy),
+            size(one.sent),
+            speed,
+        ]
+        shown.add_row(*map(Text, cells), style=style)  # Text: a name is never read as markup
+    return shown
+
+
+def sparkline(values: tuple[float, ...]) -> str:
+    """The curve in one line, from 0 to 1."""
+    if not values:
+        return ""
+    width = min(WIDTH, len(values))
+    chosen = [values[(k + 1) * len(values) // width - 1] for k in range(width)]  # the last one too
+    return "".join(BARS[min(len(BARS) - 1, int(value * len(BARS)))] for value in chosen)
+
+
+def _left(progress: list[Progress], running: bool) -> str:
+    done = sum(one.done for one in progress)
+    total = sum(one.rounds for one in progress)
+    if done >= total:
+        return "finished"
+    told = f"{done} of {count(total, 'round')}"
+    if done and running:
+        seconds = sum(one.seconds for one in progress) / done * (total - done)
+        told += f", about {duration(seconds)} left"
+    return told
+
+
+def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Show the table until nobody runs the experiment; once, where there is no terminal."""
+    watched = Watched(folder)
+    name = watched.experiment.name
+    # In this order: a run that ends in between is seen as finished, not as abandoned.
+    running, progress = in_use(folder), watched.progress()
+    if console.is_terminal:
+        with Live(table(name, progress, running), console=console, auto_refresh=False) as live:
+            try:
+                while running and not _finished(progress):
+                    sleep(INTERVAL)
+                    running, progress = in_use(folder), watched.progress()
+                    live.update(table(name, progress, running), refresh=True)
+            except KeyboardInterrupt:
+                return  # nothing was interrupted but the watching
+    else:
+        console.print(table(name, progress, running))
+    if not (running or _finished(progress)):
+        told = f"Not running; {how_to_go_on(folder)}."
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+
+def _finished(progress: list[Progress]) -> bool:
+    return all(one.finished for one in progress)

@@ -1,0 +1,1 @@
+"""The experiment file: its tables, their checks, the settings of methods."""

@@ -1,0 +1,193 @@
+"""Everything needed to go on, as one consistent cut after each round.
+
+``checkpoint/clients/`` holds clients' states, each file written once; ``server-ROUND.safetensors``
+the server's state and the scores; ``round-ROUND.json``, written last, names them all with their
+checksums: a round counts from the moment that file is there. The last two are kept, so that a file
+damaged afterwards costs one round and not the run.
+"""
+
+from __future__ import annotations
+
+import _thread
+import json
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from pgfed.engine.durable import DamagedFile, read_state, sha256, state_to_bytes, write_atomic
+from pgfed.engine.store import ClientStore, Entry
+from pgfed.methods.contract import State
+
+if TYPE_CHECKING:
+    from pgfed.engine.rounds import Run
+
+KEPT = 2
+FORMAT = 1
+
+
+class Checkpoints:
+    """The checkpoints of one run, in one folder. Writing overlaps the next round."""
+
+    def __init__(
+        self, folder: Path, *, every: int = 1, warn: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self.folder = folder
+        self.every = every
+        self._warn = warn
+        self._writing: Future[None] | None = None
+
+    @property
+    def clients(self) -> Path:
+        return self.folder / "clients"
+
+    def save(self, run: Run) -> None:
+        """Write a checkpoint of the run as it is now, unless this round has none due."""
+        if run.round % self.every and not run.finished:
+            return
+        self.wait()
+        cut, meta = run.snapshot()
+        entries = run.store.entries()
+        self._writing = Future()
+        work = (run.round, cut, meta, run.store, entries)
+        # Not a Thread, whose start() takes locks that an interrupt could leave taken.
+        _thread.start_new_thread(self._fulfil, (self._writing, work))
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on disk; raises what went wrong while writing it."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def settle(self) -> None:
+        """Until nothing is being written any more, however that went.
+
+        For a run that is interrupted, wherever that was: even while the writer was being started.
+        A checkpoint that has not been begun will not be.
+        """
+        if self._writing is not None:
+            if not self._writing.cancel():
+                self._writing.exception()  # waits for it
+            self._writing = None
+
+    def _fulfil(self, writing: Future[None], work: tuple[Any, ...]) -> None:
+        if writing.set_running_or_notify_cancel():
+            try:
+                self._write(*work)
+            except BaseException as error:
+                writing.set_exception(error)
+            else:
+                writing.set_result(None)
+
+    def _write(
+        self,
+        round: int,
+        cut: State,
+        meta: dict[str, Any],
+        store: ClientStore,
+        entries: dict[int, Entry],
+    ) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for entry in entries.values():
+            store.write(entry)
+        data = state_to_bytes(cut)
+        write_atomic(self.folder / f"server-{round:06d}.safetensors", data)
+        listed = [[e.client, e.round, e.sha256] for e in entries.values()]
+        body = {"format": FORMAT, "round": round, "server": sha256(data), "clients": listed, **meta}
+        text = json.dumps(body)
+        # The checksum of a JSON text stands in its last line.
+        write_atomic(self.folder / f"round-{round:06d}.json", f"{text}\n{sha256(text.encode())}\n")
+        self._tidy(store)
+
+    def _tidy(self, store: ClientStore) -> None:
+        """Keep the last checkpoints and what they refer to."""
+        manifests = sorted(self.folder.glob("round-*.json"))
+        for old in manifests[:-KEPT]:
+            old.unlink(missing_ok=True)
+        kept, files = set(), set()
+        for path in manifests[-KEPT:]:
+            try:
+                body = _read_manifest(path)
+            except DamagedFile:
+                continue
+            kept.add(f"server-{body['round']:06d}.safetensors")
+            files |= {Entry(c, r, None).file for c, r, _ in body["clients"]}
+        for path in self.folder.glob("server-*.safetensors"):
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+        if self.clients.is_dir():
+            # A newer state may already be on disk, moved out of memory: it stays.
+            files |= {e.file for e in store.entries().values()}
+            store.remove_files(files)
+
+    def restore(self, run: Run, history: list[dict[str, Any]]) -> bool:
+        """Put the run back to the last whole checkpoint; False if there is none.
+
+        ``history``: the rounds' records, as far as they have been written down.
+        """
+        for path in sorted(self.folder.glob("round-*.json"), reverse=True):
+            try:
+                body = _read_manifest(path)
+                if body["round"] > len(history):
+                    raise DamagedFile(f"the history ends with round {len(history)}")
+                name = f"server-{body['round']:06d}.safetensors"
+                cut = read_state(self.folder / name, body["server"])
+                entries = [Entry(c, r, None, digest) for c, r, digest in body["clients"]]
+                for entry in entries:
+                    read_state(self.clients / entry.file, entry.sha256 or "")
+                _check_fits(cut, [entry.client for entry in entries], run)
+            except DamagedFile as damage:
+                self._warn(f"checkpoint {path}: {damage}; going back to the one before")
+                path.unlink(missing_ok=True)
+                continue
+            run.store.restore(entries)
+            run.restore(cut, body)
+            run.history = history[: run.round]
+            return True
+        return False
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        text, digest, *_ = path.read_text().split("\n")
+        if sha256(text.encode()) != digest:
+            raise ValueError("checksum does not match")
+        body: dict[str, Any] = json.loads(text)
+        if body["format"] != FORMAT:
+            raise ValueError(f"format {body['format']!r}, expected {FORMAT}")
+        numbers = [body["round"], body["best_round"]]
+        digests = [body["server"]]
+        for client, round, digest in body["clients"]:
+            numbers += [client, round]
+            digests.append(digest)
+        if not all(type(n) is int and 0 <= n < 10**9 for n in numbers):
+            raise ValueError("its rounds and clients are no numbers")
+        if not all(type(d) is str for d in digests) or type(body["best_accuracy"]) is not float:
+            raise ValueError("its checksums or its best accuracy are none")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedFile(f"{path.name}: {error}") from error
+    return body
+
+
+def _check_fits(cut: State, clients: list[int], run: Run) -> None:
+    """A sound file may still be another run's: nothing is taken over before that is clear."""
+    here, _ = run.snapshot()
+    n = run.info.clients
+    for key, value in here.items():
+        found = cut.get(key)
+        if key.startswith("server."):
+            fits = type(found) is type(value)
+        elif not isinstance(value, Tensor) or not isinstance(found, Tensor):
+            fits = False
+        elif key == "run.unscored":
+            fits = found.dtype == value.dtype and found.dim() == 1
+            fits = fits and all(0 <= i < n for i in found.tolist())
+        else:  # per client, or the last rounds' rows of that
+            fits = found.dtype == value.dtype and found.shape[-1:] == value.shape[-1:] == (n,)
+            fits = fits and found.dim() == value.dim()
+        if not fits:
+            raise DamagedFile(f"{key}: not what this run saves")
+    if not all(i < n for i in clients):
+        raise DamagedFile("it knows more clients than there are")

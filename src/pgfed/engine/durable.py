@@ -1,0 +1,149 @@
+"""Files that are whole or not there, and flat dictionaries as files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import struct
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pgfed.errors import OneLine, UserError
+
+if TYPE_CHECKING:
+    from pgfed.methods.contract import State
+
+
+class DamagedFile(OneLine):
+    """A file of ours that is missing, cut short, or not what was written."""
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write to a temporary name, sync, rename: what is there is the old file or the new one."""
+    raw = data.encode() if isinstance(data, str) else data
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(6)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in the folder outlast a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class FolderLock:
+    """One process at a time in a folder. The lock dies with its owner, however that ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ".lock"
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            # Not inherited by forked workers, and gone with the process.
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(handle, 20).decode(errors="replace").strip()
+            os.close(handle)
+            raise UserError(
+                f"{self._path.parent}: another pgfed is at work in this folder"
+                + (f" (process {owner})" if owner.isdigit() else "")
+            ) from None
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
+        self._handle = handle
+
+    def release(self) -> None:
+        if self._handle is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(self._handle)
+            self._handle = None
+
+
+def in_use(folder: Path) -> bool:
+    """Does another process hold the folder's lock?
+
+    It is only asked for: taking it, however shortly, could turn away a run that starts now. Not
+    for the process that holds it: closing the file here would let its own lock go.
+    """
+    try:
+        handle = os.open(folder / ".lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    layout, kind = ("qqihh", 3) if sys.platform == "darwin" else ("hhqqi", 0)  # of struct flock
+    asked = [0] * 5  # the whole file
+    asked[kind] = fcntl.F_WRLCK
+    try:
+        answer = fcntl.fcntl(handle, fcntl.F_GETLK, struct.pack(layout, *asked))
+    finally:
+        os.close(handle)
+    return bool(struct.unpack(layout, answer)[kind] != fcntl.F_UNLCK)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def state_to_bytes(state: State) -> bytes:
+    """A flat dictionary as safetensors; its ints and floats are in the header."""
+    from safetensors.torch import save
+    from torch import Tensor
+
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            # safetensors refuses to write one piece of memory under two names
+            again = value.untyped_storage().data_ptr() in seen
+            seen.add(value.untyped_storage().data_ptr())
+            tensors[key] = value.detach().cpu().contiguous()
+            if again:
+                tensors[key] = tensors[key].clone()
+    scalars = {k: v for k, v in state.items() if k not in tensors}
+    return save(tensors, metadata={"scalars": json.dumps(scalars)})
+
+
+def state_from_bytes(data: bytes) -> State:
+    """The inverse of `state_to_bytes`; every tensor in memory of its own."""
+    from safetensors.torch import load
+
+    try:
+        tensors = load(data)
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        scalars = json.loads(header["__metadata__"]["scalars"])
+        if not all(type(v) in (int, float) for v in scalars.values()):
+            raise ValueError("nested values")
+    except Exception as error:  # safetensors, json and torch raise a dozen kinds on damaged bytes
+        raise DamagedFile(f"not a state file: {error}") from error
+    return {**{k: v.clone() for k, v in tensors.items()}, **scalars}
+
+
+def read_state(path: Path, digest: str) -> State:
+    """Read a state file and check that it is the one that was written."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DamagedFile(f"{path.name}: {error.strerror}") from error
+    if sha256(data) != digest:
+        raise DamagedFile(f"{path.name}: checksum does not match")
+    return state_from_bytes(data)

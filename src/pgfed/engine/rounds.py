@@ -1,0 +1,305 @@
+"""One run: a method, a seed, and its rounds."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pgfed.data.federation import Federation
+from pgfed.engine.attacks import Attack
+from pgfed.engine.backends.base import Backend
+from pgfed.engine.client import ClientSide, on_device, one_thread
+from pgfed.engine.replies import collect, overhead_bytes, payload_bytes, refusal, score_refusal
+from pgfed.engine.robust import defended
+from pgfed.engine.store import ClientStore
+from pgfed.methods import alphas as pairs
+from pgfed.methods.contract import (
+    Algorithm,
+    FederationInfo,
+    Kind,
+    Mean,
+    Message,
+    State,
+    Update,
+    draw_cohort,
+)
+
+LAST_ROUNDS = 10  # always scored: reports lead with their mean
+CURVES = 1_000  # clients up to which the history keeps everybody's accuracy
+
+
+class Run:
+    """The rounds of one method under one seed. `step` runs the next round.
+
+    ``max_update_norm``: replies whose gradient, or step from the model that was sent, is longer are
+    dropped. ``attack``: some clients simulate one; all means are then over the honest clients.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        backend: Backend,
+        *,
+        seed: int,
+        rounds: int,
+        cohort: int,
+        evaluate_every: int = 1,
+        mean: Mean | None = None,
+        max_update_norm: float | None = None,
+        lose: Callable[[int, int], bool] | None = None,
+        attack: Attack | None = None,
+        store: ClientStore | None = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.federation = backend.federation
+        self.backend = backend
+        self.seed = seed
+        self.rounds = rounds
+        self.evaluate_every = evaluate_every
+        self.task = backend.task(seed)
+        algorithm.check_model(self.task)
+        self.info = FederationInfo(len(federation), cohort, self.task.layout)
+        self._mean = mean or Mean()
+        self._max_update_norm = max_update_norm
+        self._lose = lose
+        self.attackers = attack.attackers(seed, len(federation)) if attack else frozenset()
+        self._honest = ~np.isin(np.arange(len(federation)), sorted(self.attackers))
+
+        w0 = self.task.initial()
+        self._side = ClientSide(
+            algorithm, self.task, self.federation, seed, w0, self.info, attack, self.attackers
+        )
+        backend.begin(self._side)
+        self.round = 0
+        self.server = on_device(algorithm.init_server(w0, self.info), self.task.device)
+        self.history: list[dict[str, Any]] = []
+        self.store = store or ClientStore()
+        n = len(federation)
+        self.accuracy = np.full(n, np.nan)
+        self.loss = np.full(n, np.nan)
+        self.validation_accuracy = np.full(n, np.nan)
+        self._unscored = np.ones(n, dtype=np.bool_)
+        self.best_round = 0
+        self.best_accuracy = -1.0
+        self.best_accuracy_per_client = np.full(n, np.nan)
+        self.last_accuracies = np.empty((0, n))  # of the last ten rounds, a row each
+
+    @property
+    def finished(self) -> bool:
+        return self.round >= self.rounds
+
+    def step(self) -> dict[str, Any]:
+        """Run the next round; its record is a line of history.jsonl."""
+        with one_thread():
+            record = self._step()
+        self.history.append(record)
+        return record
+
+    def _step(self) -> dict[str, Any]:
+        began = time.perf_counter()
+        t = self.round + 1
+        cohort = draw_cohort(self.seed, t, self.info.clients, self.info.cohort)
+        messages = self.algorithm.messages(self.server, cohort)
+        common = _common(messages)
+        own = {i: {k: v for k, v in messages[i].items() if k not in common} for i in cohort}
+        started = time.perf_counter()
+        results, refused = collect(
+            self.backend.map("train", t, cohort, common, lambda i: (self.store.get(i), own[i])),
+            cohort,
+            t,
+        )
+        train_seconds = time.perf_counter() - started
+
+        updates: dict[int, Update] = {}
+        states: dict[int, State] = {}
+        dropped = [{"client": i, "reason": refused[i]} for i in refused if i not in cohort]
+        down: Counter[str] = Counter()
+        up: Counter[str] = Counter()
+        overhead = {"down": 0, "up": 0}
+        for i in cohort:
+            down.update(payload_bytes(messages[i]))
+            overhead["down"] += overhead_bytes(messages[i])
+            if i not in results or (self._lose is not None and self._lose(t, i)):
+                dropped.append({"client": i, "reason": refused.get(i, "no reply")})
+                continue
+            state, update, _ = results[i]
+            up.update(payload_bytes(update))
+            overhead["up"] += overhead_bytes(update)
+            reason = self._refusal(i, self.algorithm.leaves, messages[i], update)
+            if reason is not None:
+                dropped.append({"client": i, "reason": reason})
+                continue
+            updates[i] = update
+            states[i] = state
+        self.server = self.algorithm.aggregate(self.server, updates, self._mean)
+        left_out = self._mean.left_out(updates)
+        # Only now do the clients' new states count: a reply that was dropped leaves the old one.
+        for i, state in states.items():
+            self.store.put(i, t, state)
+        self.backend.commit(t, list(states))
+        self._unscored[list(states)] = True
+        self.round = t
+
+        scores = self._score(dropped) if self._scored(t) else {}
+        if t > self.rounds - LAST_ROUNDS:
+            self.last_accuracies = np.vstack([self.last_accuracies, self.accuracy])
+        images = sum(self.algorithm.images(self.federation.trains_on(i)) for i in results)
+        return {
+            "round": t,
+            "cohort": cohort,
+            "mean_accuracy": None,
+            "mean_loss": None,
+            **scores,
+            "bytes_down": sum(down.values()),
+            "bytes_up": sum(up.values()),
+            "overhead_down": overhead["down"],
+            "overhead_up": overhead["up"],
+            "bytes_eval": scores.get("bytes_eval", 0),
+            "bytes_by_key": {"down": dict(down), "up": dict(up)},
+            "dropped": dropped,
+            "left_out": left_out,
+            "images": images,
+            "train_seconds": train_seconds,
+            "client_seconds": {i: results[i][2]["seconds"] for i in sorted(results)},
+            "seconds": time.perf_counter() - began,
+        }
+
+    def _refusal(
+        self, client: int, declared: Mapping[str, Kind], message: Message, update: Update
+    ) -> str | None:
+        limit = self.federation.trains_on(client)
+        return refusal(declared, self.info.layout, message, update, limit, self._max_update_norm)
+
+    def _scored(self, t: int) -> bool:
+        return t % self.evaluate_every == 0 or t > self.rounds - LAST_ROUNDS
+
+    def _score(self, dropped: list[dict[str, Any]]) -> dict[str, Any]:
+        """Score the clients whose personalized model can have changed.
+
+        What cannot be a score is added to ``dropped``; the client's last one stands.
+        """
+        public = self.algorithm.public(self.server)
+        clients = range(self.info.clients) if public else np.flatnonzero(self._unscored).tolist()
+        for i, (s,) in self._map("score", clients, public):
+            reason = score_refusal(s)
+            if reason is not None:
+                dropped.append({"client": i, "reason": f"score: {reason}"})
+                continue
+            if s["test_n"]:
+                self.accuracy[i] = s["test_correct"] / s["test_n"]
+                self.loss[i] = s["test_loss"] / s["test_n"]
+            if s["validation_n"]:
+                self.validation_accuracy[i] = s["validation_correct"] / s["validation_n"]
+            self._unscored[i] = False
+        mean = self._mean_of(self.accuracy)
+        if mean is not None and (mean > self.best_accuracy or self.algorithm.scored_last):
+            self.best_round, self.best_accuracy = self.round, mean
+            self.best_accuracy_per_client = self.accuracy.copy()
+        scores: dict[str, Any] = {
+            "mean_accuracy": mean,
+            "mean_loss": self._mean_of(self.loss),
+            "bytes_eval": len(clients) * sum(payload_bytes(public).values()),
+        }
+        if self.info.clients <= CURVES:
+            scores["client_accuracy"] = [
+                None if np.isnan(a) else round(float(a), 4) for a in self.accuracy
+            ]
+        known = self._honest & ~np.isnan(self.accuracy)
+        if diverged := int(np.isnan(self.loss[known]).sum()):
+            scores["diverged"] = diverged  # clients whose model holds NaN
+        validation = self._mean_of(self.validation_accuracy)
+        return scores if validation is None else {**scores, "mean_validation_accuracy": validation}
+
+    def _mean_of(self, values: NDArray[np.float64]) -> float | None:
+        """The mean over the honest clients that have a value; losses may be infinite."""
+        known = values[self._honest & np.isfinite(values)]
+        return float(known.mean()) if len(known) else None
+
+    def _map(
+        self, stage: str, clients: Sequence[int], common: Message
+    ) -> Iterator[tuple[int, list[State]]]:
+        return self.backend.map(
+            stage, self.round, clients, common, lambda i: (self.store.get(i), {})
+        )
+
+    # -- stopping and going on ------------------------------------------------------------------
+
+    _SCORES = (
+        "accuracy",
+        "loss",
+        "validation_accuracy",
+        "best_accuracy_per_client",
+        "last_accuracies",
+    )
+
+    def snapshot(self) -> tuple[State, dict[str, Any]]:
+        """What `restore` needs beside the clients' states and the history: tensors, and JSON."""
+        cut = {f"server.{k}": v for k, v in self.server.items()}
+        cut |= {f"run.{k}": torch.from_numpy(getattr(self, k).copy()) for k in self._SCORES}
+        cut["run.unscored"] = torch.from_numpy(np.flatnonzero(self._unscored))
+        return cut, {"best_round": self.best_round, "best_accuracy": self.best_accuracy}
+
+    def restore(self, cut: State, meta: dict[str, Any]) -> None:
+        """Go on after round ``meta["round"]``; `Checkpoints` puts back the rest."""
+        server = {k.removeprefix("server."): v for k, v in cut.items() if k.startswith("server.")}
+        self.server = on_device(server, self.task.device)
+        for k in self._SCORES:
+            setattr(self, k, cut[f"run.{k}"].numpy())
+        self._unscored[:] = False
+        self._unscored[cut["run.unscored"].numpy()] = True
+        self.round = meta["round"]
+        self.best_round, self.best_accuracy = meta["best_round"], meta["best_accuracy"]
+
+    # -- what came out -------------------------------------------------------------------------
+
+    def touched(self, client: int) -> bool:
+        """Has this client ever taken part?"""
+        return client in self.store
+
+    def state(self, client: int) -> State:
+        """A client's state as of the last round that counted."""
+        state = self.store.get(client)
+        if state is not None:
+            return state
+        return self.algorithm.init_client(self._side.w0, self._side.client(client))
+
+    def personal_models(self, clients: Sequence[int] | None = None) -> Iterator[tuple[int, Tensor]]:
+        """(client, its personalized model), in any order."""
+        public = self.algorithm.public(self.server)
+        wanted = range(self.info.clients) if clients is None else clients
+        for i, (result,) in self._map("personal", wanted, public):
+            yield i, result["w"]
+
+    def personal_model(self, client: int) -> Tensor:
+        return dict(self.personal_models([client]))[client]
+
+    def global_model(self) -> Tensor:
+        """The model a new client starts from."""
+        with one_thread():
+            clients = range(self.info.clients) if self.algorithm.shares else []
+            shares = {
+                i: share
+                for i, (share,) in self._map("share", clients, {})
+                if self._refusal(i, self.algorithm.shares, {}, share) is None
+            }
+            if type(self._mean) is not Mean:
+                shares = defended(self._mean, shares)
+            return self.algorithm.global_model(self.task, self.server, shares)
+
+    def alpha(self) -> dict[str, Any] | None:
+        """The matrix A of the PGFed family: dense up to 2,000 clients, else its touched entries."""
+        return pairs.export(self.server) if "alpha_pairs" in self.server else None
+
+
+def _common(messages: dict[int, Message]) -> Message:
+    """The entries that are one and the same object in all messages: they travel once."""
+    first, *others = messages.values()
+    return {k: v for k, v in first.items() if all(o.get(k) is v for o in others)}

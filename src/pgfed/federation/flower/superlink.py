@@ -1,0 +1,54 @@
+"""Flower's SuperLink with its doors to other machines closed but one.
+
+Flower 1.41 serves three interfaces on one port: the sites' (signed by their keys), and two that ask
+for no credentials: one starts runs, that is, runs code, the other hands a run's tasks and messages
+to whoever asks. Those two are for this machine only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from pgfed.federation.folders.folder import is_loopback
+
+PUBLIC = ("/v1/fleet/", "/health")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Scope]]
+Send = Callable[[Scope], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def guarded(app: App) -> App:
+    """The same app; from other machines, only what sites need."""
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or _is_allowed(scope):
+            await app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": b"for the server's machine only\n"})
+
+    return guard
+
+
+def _is_allowed(scope: Scope) -> bool:
+    client = scope.get("client")
+    here = client is not None and is_loopback(client[0])
+    path = str(scope.get("path", ""))
+    return here or (path.startswith(PUBLIC) and ".." not in path)
+
+
+def main() -> None:
+    """As `flower-superlink`, with the same arguments."""
+    import uvicorn
+    from flwr.superlink.cli import flower_superlink
+
+    serve = uvicorn.run
+    uvicorn.run = lambda app, **options: serve(guarded(app), **options)
+    flower_superlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What lies on disk at the server and at a site: settings, keys, models."""

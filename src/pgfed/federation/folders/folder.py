@@ -1,0 +1,340 @@
+"""The folder of a federation, and the folder that each site is given.
+
+    DIR/federation.toml          what all agree on: seats, address, classes, shape of the inputs
+    DIR/experiment.toml          what is trained
+    DIR/server/                  certificates, the sites' public keys, Flower's database
+    DIR/sites/site-00/           handed to the site: its key, site.toml, experiment.toml, ca.crt
+    DIR/run/                     the run folder, as in simulation
+
+A site does what its own experiment.toml says, and nothing else: before each run the server shows
+the digest of its own agreement, and a site that holds another one does not take part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import Field
+
+from pgfed.config import experiment as experiments
+from pgfed.config.experiment import Experiment
+from pgfed.config.schema import Table, check
+from pgfed.engine.durable import write_atomic
+from pgfed.errors import UserError
+from pgfed.federation.folders import templates
+
+if TYPE_CHECKING:
+    from pgfed.data.federation import Federation
+    from pgfed.methods.contract import Algorithm
+
+RUN_FILE = "federation.json"  # in a run folder: its id, which the sites' states are stamped with
+DATASET = "federation"  # data.dataset of an experiment whose data lies with the sites
+LOOPBACK_NAMES = ("localhost",)
+
+T = TypeVar("T", bound=Table)
+
+
+class Agreement(Table):
+    """What server and sites agree on beside the experiment."""
+
+    federation: str  # its name
+    server: str  # host:port of the server, as the sites reach it
+    seats: int = Field(ge=1, le=10_000)  # N, the sites that may take part
+    input_shape: list[int] = Field(min_length=1, max_length=3)
+    input: Literal["uint8", "float32"]  # uint8 pixels are scaled to [-1, 1]
+    classes: list[str] = Field(min_length=2)
+    insecure: bool = False  # neither TLS nor node authentication; on one machine only
+
+    @property
+    def host(self) -> str:
+        return split_address(self.server)[0]
+
+    @property
+    def port(self) -> int:
+        return split_address(self.server)[1]
+
+    def without_data(self) -> Federation:
+        """What the server has of the federation: the sizes, once the sites have told them."""
+        import numpy as np
+        import torch
+
+        from pgfed.data.federation import Federation
+
+        return Federation(
+            name=self.federation,
+            x=torch.empty(0, dtype=torch.uint8 if self.input == "uint8" else torch.float32),
+            y=torch.empty(0, dtype=torch.int64),
+            bounds=np.zeros((self.seats, 4), dtype=np.int64),
+            input_shape=tuple(self.input_shape),
+            class_names=tuple(self.classes),
+        )
+
+
+class SiteFile(Agreement):
+    """A site's site.toml."""
+
+    client: int = Field(ge=0)  # this site's seat
+    data: str = ""  # npz:PATH or folder:PATH
+    share_model: bool = False  # may the server keep a copy of this site's personalized model?
+
+
+class FederationFolder:
+    """Where things are in the folder of a federation."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.agreement = read_table(self.path / "federation.toml", Agreement)
+        check_insecure(self.agreement)
+        self.server = self.path / "server"
+        self.app = self.server / "app"
+        self.run = self.path / "run"
+        self.experiment_file = self.path / "experiment.toml"
+
+    def key(self, client: int) -> Path:
+        """The public key of the site at this seat."""
+        return self.server / "keys" / f"{site_name(client, self.agreement.seats)}.pub"
+
+    def check_run(self, *, resume: bool) -> None:
+        """A new run needs an empty place, and --resume one to go on with."""
+        begun = (self.run / RUN_FILE).is_file()
+        if begun and not resume:
+            raise UserError(
+                f"{self.run} holds a run; go on with --resume, or move that folder away"
+            )
+        if resume and not begun:
+            raise UserError(f"{self.run} holds no run to go on with; leave out --resume")
+
+    @property
+    def address(self) -> str:
+        """The server, seen from its own machine."""
+        return f"127.0.0.1:{self.agreement.port}"
+
+    @property
+    def authority(self) -> bytes | None:
+        """The certificate that the server's is checked with; None without TLS."""
+        if self.agreement.insecure:
+            return None
+        return (self.server / "ca.crt").read_bytes()
+
+
+class SiteFolder:
+    """Where things are in a site's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.file = read_table(self.path / "site.toml", SiteFile)
+        check_insecure(self.file)
+        if self.file.client >= self.file.seats:
+            raise UserError(
+                f"{self.path / 'site.toml'}: client: found {self.file.client}; "
+                f"allowed: 0 to {self.file.seats - 1}"
+            )
+        self.key = self.path / "site.key"
+        self.authority = self.path / "ca.crt"
+        self.states = self.path / "state"
+        self.models = self.path / "models"
+        self.logs = self.path / "log"
+        self.experiment_file = self.path / "experiment.toml"
+
+
+def site_name(client: int, seats: int) -> str:
+    return f"site-{client:0{max(2, len(str(seats - 1)))}}"
+
+
+def load_experiment(path: Path) -> tuple[Experiment, dict[str, Algorithm]]:
+    """The experiment, complete, and its methods by the name of their folder."""
+    if not path.is_file():
+        raise UserError(f"{path}: missing; `pgfed federation init` writes it")
+    methods, experiment = experiments.make_methods(experiments.load(path))
+    _check(experiment)
+    return experiment, methods
+
+
+def digest(agreement: Agreement, experiment: Experiment) -> str:
+    """What must be the same at the server and at a site. Where and how fast it runs may differ."""
+    agreed = agreement.model_dump(include=set(Agreement.model_fields) - {"server", "insecure"})
+    document = experiment.model_dump(exclude={"engine", "output"})
+    engine = experiment.engine.model_dump(include={"aggregation", "attackers", "max_update_norm"})
+    text = json.dumps([agreed, document, engine], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_table(path: Path, kind: type[T]) -> T:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: missing; is {path.parent} a folder made by `pgfed federation init`?"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+    try:
+        return check(kind, content)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+# -- addresses ---------------------------------------------------------------------------------
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """host and port of HOST:PORT."""
+    host, colon, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not re.fullmatch(r"[A-Za-z0-9._:-]+", host) or not port.isdecimal():
+        raise UserError(f"server address: found {address!r}; allowed: HOST:PORT")
+    if not 1 <= int(port) <= 65535:
+        raise UserError(f"server address: found port {port}; allowed: 1 to 65535")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the address cannot be reached from another machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in LOOPBACK_NAMES
+
+
+def check_insecure(agreement: Agreement) -> None:
+    if agreement.insecure and not is_loopback(agreement.host):
+        raise UserError(
+            f"insecure: the server's address {agreement.server} can be reached from other "
+            "machines; without TLS and keys only 127.0.0.1, ::1 and localhost are allowed"
+        )
+
+
+# -- making them -------------------------------------------------------------------------------
+
+
+def init(
+    path: Path,
+    *,
+    sites: int,
+    experiment: Path | None,
+    server: str,
+    classes: list[str] | None,
+    shape: list[int] | None,
+    insecure: bool,
+) -> Agreement:
+    """Write the folder of a federation, and in it the folder of each site."""
+    from pgfed.federation.folders.keys import make_authority, make_site_key
+
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path}: exists and is not empty; give a new folder")
+    loaded = experiments.load(experiment) if experiment else _default(path.absolute().name)
+    agreement = _agreement(loaded, sites, server, classes, shape, insecure)
+    check_insecure(agreement)
+    loaded = _resolved(loaded, agreement)
+    document = tomli_w.dumps(loaded.document())
+
+    keys = path / "server" / "keys"
+    keys.mkdir(parents=True)
+    (path / "server").chmod(0o700)
+    hosts = list(dict.fromkeys([agreement.host, "localhost", "127.0.0.1", "::1"]))
+    make_authority(path / "server", agreement.federation, hosts)
+    authority = (path / "server" / "ca.crt").read_bytes()
+    common = agreement.model_dump(exclude_none=True)
+    write_atomic(path / "federation.toml", templates.FEDERATION_HEAD + tomli_w.dumps(common))
+    write_atomic(path / "experiment.toml", templates.EXPERIMENT_HEAD + document)
+    write_atomic(path / "server" / "pgfed-server.service", templates.server_unit(agreement))
+    (path / "server" / "app").mkdir()
+    write_atomic(path / "server" / "app" / "pyproject.toml", templates.APP)
+    for client in range(sites):
+        name = site_name(client, sites)
+        folder = path / "sites" / name
+        folder.mkdir(parents=True)
+        folder.chmod(0o700)
+        make_site_key(folder / "site.key", folder / "site.pub", name)
+        write_atomic(keys / f"{name}.pub", (folder / "site.pub").read_bytes())
+        own = {"client": client, "data": "", "share_model": False, **common}
+        write_atomic(folder / "site.toml", templates.SITE_HEAD + tomli_w.dumps(own))
+        write_atomic(folder / "experiment.toml", templates.EXPERIMENT_HEAD + document)
+        write_atomic(folder / "ca.crt", authority)
+        write_atomic(folder / "start.sh", templates.START)
+        (folder / "start.sh").chmod(0o755)
+        write_atomic(folder / "pgfed-site.service", templates.site_unit(agreement, name))
+    return agreement
+
+
+def _check(experiment: Experiment) -> None:
+    """What only a simulation can do."""
+    if experiment.output.keep != "last":
+        raise UserError("output.keep: found 'best'; a federation keeps the last round's models")
+    if experiment.data.new_clients:
+        raise UserError("data.new_clients: found a share above 0; a federation's sites all train")
+    if experiment.attack.kind != "none":
+        raise UserError(f"attack.kind: found {experiment.attack.kind!r}; only simulations have it")
+
+
+def _default(name: str) -> Experiment:
+    """Without an experiment file: PGFed, every site in every round."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "federation"
+    return experiments.from_dict({"name": name, "cohort": 1.0, "rounds": 20, "methods": ["pgfed"]})
+
+
+def _agreement(
+    experiment: Experiment,
+    sites: int,
+    server: str,
+    classes: list[str] | None,
+    shape: list[int] | None,
+    insecure: bool,
+) -> Agreement:
+    """Classes and shape are as asked, or those of the experiment's data where it is at hand."""
+    kind = "float32" if shape and len(shape) == 1 else "uint8"
+    if classes is None or shape is None:
+        from pgfed.data import datasets
+
+        try:
+            data = datasets.load(experiment.data.dataset, None)
+        except UserError as error:
+            raise UserError(
+                f"--classes, --shape: needed, as the experiment's data is not here ({error})"
+            ) from None
+        classes = classes or list(data.class_names)
+        shape = shape or list(data.x.shape[1:])
+        kind = data.x.dtype.name
+    content: dict[str, Any] = {
+        "federation": experiment.name,
+        "server": server,
+        "seats": sites,
+        "input_shape": shape,
+        "input": kind,
+        "classes": classes,
+        "insecure": insecure,
+    }
+    split_address(server)
+    if len(set(classes)) < len(classes):
+        raise UserError("--classes: each class once")
+    return check(Agreement, content)
+
+
+def _resolved(experiment: Experiment, agreement: Agreement) -> Experiment:
+    """Complete, so that server and sites cannot fill it in differently."""
+    from pgfed.model.networks import default_model, make_task
+
+    _check(experiment)
+    shape = tuple(agreement.input_shape)
+    name = experiment.model.name or default_model(shape)
+    make_task(name, shape, len(agreement.classes), seed=0, head=experiment.model.head)
+    if "local" not in experiment.methods:  # each site is to know what it gained
+        methods = ["local", *experiment.methods]
+        experiment = experiment.model_copy(update={"methods": methods})
+    _, experiment = experiments.make_methods(experiment)
+    data: dict[str, Any] = {"dataset": DATASET, "clients": agreement.seats, "partition": "given"}
+    return experiment.model_copy(
+        update={
+            "model": experiment.model.model_copy(update={"name": name}),
+            "data": experiment.data.model_copy(update=data),
+        }
+    )

@@ -1,0 +1,109 @@
+"""The files that `federation init` writes for people and for systemd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pgfed.federation.folders.folder import Agreement
+
+FEDERATION_HEAD = """\
+# A federation. Server and sites must hold the same values: change one, and hand out site.toml anew.
+
+"""
+
+EXPERIMENT_HEAD = """\
+# What is trained. Server and sites must hold the same experiment: a site that holds another one
+# does not take part. `local` costs no exchange: each site trains it alongside the first of the
+# other methods.
+
+"""
+
+SITE_HEAD = """\
+# One site of a federation. Fill in `data`: npz:PATH or folder:PATH with this site's own samples;
+# they never leave this machine. `share_model`: may the server keep a copy of this site's model?
+# The rest must be as at the server. site.key is this site's identity: show it to nobody.
+
+"""
+
+# The bundle holds no code: server and sites run the pgfed that is installed with them.
+APP = """\
+[project]
+name = "pgfed-federation"
+version = "1.0.0"
+description = "Personalized federated learning"
+license = "Apache-2.0"
+dependencies = []
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[tool.flwr.app]
+publisher = "pgfed"
+flwr-version-target = "1.41.0"
+
+[tool.flwr.app.components]
+serverapp = "pgfed.federation.flower.apps:server"
+clientapp = "pgfed.federation.flower.apps:client"
+
+[tool.flwr.app.config]
+resume = false
+round-timeout = 600.0
+min-replies = 1
+keep-personal-models = false
+"""
+
+START = """\
+#!/bin/sh
+# Start this site and keep it running. Exit code 2 is a mistake in site.toml or in the data.
+cd "$(dirname "$0")" || exit 2
+until pgfed federation site . "$@"; do
+    [ $? -eq 2 ] && exit 2
+    echo "stopped; starting again in 10 seconds"
+    sleep 10
+done
+"""
+
+_UNIT = """\
+# Copy to /etc/systemd/system, adapt the three paths and the user, then:
+#   systemctl daemon-reload && systemctl enable --now {file}
+[Unit]
+Description={description}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+User=pgfed
+WorkingDirectory=/srv/pgfed/{folder}
+ExecStart=/srv/pgfed/venv/bin/pgfed federation {command} /srv/pgfed/{folder}
+Restart=always
+RestartSec=10
+# A mistake in a file does not mend itself.
+RestartPreventExitStatus=2
+NoNewPrivileges=true
+ProtectSystem=strict
+ReadWritePaths=/srv/pgfed/{folder}
+PrivateTmp=true
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def server_unit(agreement: Agreement) -> str:
+    return _UNIT.format(
+        file="pgfed-server",
+        description=f"Server of the federation {agreement.federation}",
+        folder=agreement.federation,
+        command="server",
+    )
+
+
+def site_unit(agreement: Agreement, name: str) -> str:
+    return _UNIT.format(
+        file="pgfed-site",
+        description=f"{name} of the federation {agreement.federation}",
+        folder=name,
+        command="site",
+    )

@@ -1,0 +1,288 @@
+"""The engine of a real federation: clients' work is done at the sites.
+
+States stay there. What the server keeps in a state's place is the number of the round it is from;
+every request names it, and the site starts from that state.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import Message as FlowerMessage
+from flwr.serverapp import Grid
+
+from pgfed.engine.backends.base import Backend, Payload
+from pgfed.engine.client import ClientSide
+from pgfed.engine.replies import score_refusal
+from pgfed.federation.flower import records
+from pgfed.federation.flower.records import BadRecord, Head, pack, pull, unpack
+from pgfed.federation.server.seats import MESSAGE, Seats
+from pgfed.federation.server.status import Status
+from pgfed.methods.contract import Algorithm, Message, State
+from pgfed.model.networks import Factory
+
+POLL = 0.25  # seconds between two looks for replies
+ATTEMPTS = 10  # how often a round that lacks replies is asked for
+
+# What a site's answer holds, and what people are told meanwhile.
+_PART = {"train": "update", "score": "score", "share": "share", "personal": "personal"}
+_DOING = {
+    "train": "training",
+    "score": "scoring",
+    "share": "sharing",
+    "personal": "writing its model",
+}
+
+
+class QuorumError(Exception):
+    """Too few sites answered, again and again."""
+
+
+@dataclass
+class SiteFacts:
+    """What a round was like with one site."""
+
+    seconds: float = 0.0  # from asking for the update to having it
+    work_seconds: float = 0.0  # of that, training
+    bytes_down: int = 0
+    bytes_up: int = 0
+    counted: bool = False  # its update was used
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """For the round's line of history.jsonl."""
+        facts = {k: v for k, v in vars(self).items() if k != "more"}
+        return {**(facts if self.bytes_down or self.seconds else {}), **self.more}
+
+
+class Flower(Backend):
+    """Asks sites through Flower's grid, and waits for them no longer than a round may take.
+
+    ``settled``: returns when what the server knows is on disk.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        seats: Seats,
+        model: str | Factory,
+        *,
+        head: str | None,
+        run: str,
+        methods: dict[str, Algorithm],
+        round_timeout: float,
+        min_replies: int,
+        copy: bool,
+        status: Status,
+        settled: Callable[[], None],
+    ) -> None:
+        super().__init__(seats.federation, model, head=head)
+        others = [name for name in methods if name != "local"]
+        self.asks = others or ["local"]  # the methods that messages are sent for
+        # The one that `local` is trained alongside of.
+        self.carrier = others[0] if others and "local" in methods else None
+        self.missed: dict[str, dict[int, str]] = {}  # stage -> clients that failed in it, and why
+        self.facts: dict[int, SiteFacts] = {}  # of this round
+        self._grid, self._seats, self._run, self._methods = grid, seats, run, methods
+        self._timeout, self._min_replies, self._copy = round_timeout, min_replies, copy
+        self._status, self._settled = status, settled
+
+    def begin(self, side: ClientSide) -> None:
+        self._side = side
+        self._method = next(k for k, m in self._methods.items() if m is side.algorithm)
+
+    def map(
+        self, stage: str, round: int, clients: Sequence[int], common: Message, payload: Payload
+    ) -> Iterator[tuple[int, list[State]]]:
+        if stage == "train":
+            self.facts, self.missed = {}, {}
+            self._settled()
+        missing = list(clients)
+        enough = min(self._min_replies, len(missing)) if stage == "train" else 0
+        for _ in range(ATTEMPTS):
+            self.missed[stage] = {}
+            for client, result in self._exchange(stage, round, list(missing), common, payload):
+                missing.remove(client)
+                yield client, result
+            got = len(clients) - len(missing)
+            if got >= enough:
+                return
+            self._status.tell(f"round {round}: {got} replies, {enough} are needed; asking again")
+            self._seats.wait(missing, self._timeout)
+        raise QuorumError(
+            f"round {round}: {got} of {len(clients)} sites replied, --min-replies is {enough}; "
+            "when they are back, go on with --resume"
+        )
+
+    def commit(self, round: int, clients: Sequence[int]) -> None:
+        for client in clients:
+            self.facts[client].counted = True
+
+    def _exchange(
+        self, stage: str, round: int, clients: list[int], common: Message, payload: Payload
+    ) -> Iterator[tuple[int, list[State]]]:
+        """Ask these sites once; yield what comes back in time."""
+        self._seats.look()
+        asked: dict[str, tuple[int, Head, float]] = {}
+        for client in clients:
+            node = self._seats.node(client)
+            if node is None:
+                self._miss(stage, client, "not connected")
+                continue
+            state, own = payload(client)
+            head = self._head(stage, round, client, state)
+            content = pack(head, message={**common, **own})
+            if stage == "train":
+                self.facts[client] = SiteFacts(bytes_down=records.size(content))
+            message = FlowerMessage(
+                content, dst_node_id=node, message_type=MESSAGE, ttl=self._timeout
+            )
+            (name,) = self._grid.push_messages([message])
+            if name:
+                asked[name] = (client, head, time.monotonic())
+                self._status.doing(client, _DOING[stage])
+            else:
+                self._miss(stage, client, "the message could not be sent")
+        end = time.monotonic() + self._timeout
+        while asked and time.monotonic() < end:
+            replies = list(pull(self._grid, list(asked)))
+            for name, reply in replies:
+                # A reply that comes twice is not in `asked` any more.
+                client, head, sent = asked.pop(name, (-1, {}, 0.0))
+                if client < 0:
+                    continue
+                try:
+                    if isinstance(reply, BadRecord):
+                        raise reply
+                    result = self._read(stage, client, head, reply, sent)
+                except BadRecord as error:
+                    self._miss(stage, client, str(error))
+                    continue
+                self._status.doing(client, "")
+                if result:
+                    yield client, result
+            if not replies:
+                time.sleep(POLL)
+            self._seats.look()
+        for client, _, _ in asked.values():
+            self._miss(stage, client, self._late)
+
+    def _head(self, stage: str, round: int, client: int, state: State | None) -> Head:
+        return {
+            "stage": stage,
+            "run": self._run,
+            "method": self._method,
+            "seed": self._side.seed,
+            "round": round,
+            "client": client,
+            "base": 0 if state is None else int(state["round"]),
+            "alone": self._method == self.carrier,
+            "copy": self._copy,
+            "ticket": secrets.token_hex(16),  # nobody else can know it: replies cannot be forged
+        }
+
+    @property
+    def _late(self) -> str:
+        return f"no reply within {self._timeout:g} s"
+
+    def _meaning(self, code: int, reason: str | None) -> str:
+        """Flower's errors in our words; 3 and 4 are messages whose time was over."""
+        known = {
+            3: self._late,
+            4: self._late,
+            5: "the site went away",
+            8: "the site's worker process died",
+        }
+        return known.get(code, f"{reason or 'unknown'} (Flower's error {code})"[:300])
+
+    def _miss(self, stage: str, client: int, reason: str) -> None:
+        self.missed[stage][client] = reason
+        self._status.doing(client, reason)
+
+    def _read(
+        self, stage: str, client: int, asked: Head, reply: FlowerMessage, sent: float
+    ) -> list[State]:
+        """A site's answer to this question, in form; `Run` checks what it means."""
+        if reply.has_error():
+            raise BadRecord(self._meaning(reply.error.code, reply.error.reason))
+        head, parts = unpack(reply.content)
+        if "error" in head:
+            raise BadRecord(str(head["error"])[:500])
+        for key in ("stage", "ticket", "round"):
+            if head.get(key) != asked[key]:
+                raise BadRecord(f"{key}: found {head.get(key)!r:.40}, asked for {asked[key]!r}")
+        if _PART[stage] not in parts:
+            if stage == "personal":
+                return []  # the model stays at the site
+            raise BadRecord(f"holds no {_PART[stage]}")
+        result = parts[_PART[stage]]
+        facts = self.facts.setdefault(client, SiteFacts())
+        if stage == "train":
+            facts.seconds = time.monotonic() - sent
+            facts.work_seconds = _seconds(head, "seconds")
+            facts.bytes_up = records.size(reply.content)
+            if asked["alone"]:
+                facts.more["alone_seconds"] = _seconds(head, "alone_seconds")
+            if head.get("afresh") is True:
+                facts.more["afresh"] = True
+            echo = {"seconds": facts.work_seconds, "round": head["round"]}
+            return [{"round": asked["round"]}, result, echo]
+        if stage == "score" and score_refusal(result) is None:
+            if result["test_n"]:
+                facts.more["accuracy"] = result["test_correct"] / result["test_n"]
+            if asked["alone"] and score_refusal(parts.get("alone", {})) is None:
+                facts.more["alone"] = _as_text(parts["alone"])
+        if stage == "personal" and not _is_model(result, self._side.info.layout.n):
+            raise BadRecord("not a model")
+        return [result]
+
+
+class Replay(Backend):
+    """`local`, which the sites trained alongside another method: its rounds from what they told.
+
+    No message is sent; the rounds are counted as if each had been asked for by itself.
+    """
+
+    def __init__(self, of: Flower, history: list[dict[str, Any]]) -> None:
+        super().__init__(of.federation, of.model, head=of.head)
+        self._sites = {record["round"]: record["sites"] for record in history}
+
+    def begin(self, side: ClientSide) -> None:
+        pass
+
+    def map(
+        self, stage: str, round: int, clients: Sequence[int], common: Message, payload: Payload
+    ) -> Iterator[tuple[int, list[State]]]:
+        for client in clients:
+            facts = self._sites[round].get(str(client), {})
+            if stage == "score" and "alone" in facts:
+                yield client, [_from_text(facts["alone"])]
+            elif stage == "train" and facts.get("counted"):
+                yield client, [{}, {}, {"seconds": facts["alone_seconds"], "round": round}]
+
+
+def _as_text(scores: State) -> State:
+    """A loss may be infinite, which JSON cannot say."""
+    return {k: v if math.isfinite(v) else str(v) for k, v in scores.items()}
+
+
+def _from_text(scores: State) -> State:
+    return {k: float(v) if isinstance(v, str) else v for k, v in scores.items()}
+
+
+def _seconds(head: Head, key: str) -> float:
+    value: float = records.field(head, key, float)
+    if not 0 <= value < float("inf"):
+        raise BadRecord(f"{key}: {value}")
+    return value
+
+
+def _is_model(result: State, n: int) -> bool:
+    w = result.get("w")
+    return isinstance(w, torch.Tensor) and w.dtype == torch.float32 and tuple(w.shape) == (n,)

@@ -1,0 +1,311 @@
+"""The server app: the rounds of all methods and seeds, over the sites that are there.
+
+Rounds, checkpoints and the run folder are those of a simulation. What differs: states and models
+stay at the sites, `local` is trained alongside the first method, and everything that must outlast a
+crash is on disk before the sites are asked for the next round.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from flwr.serverapp import Grid
+
+from pgfed.engine.checkpoints import Checkpoints
+from pgfed.engine.durable import write_atomic
+from pgfed.engine.rounds import Run
+from pgfed.engine.runs import Outcome, Setup, Watcher, compare, run_method
+from pgfed.errors import UserError
+from pgfed.federation.folders.folder import RUN_FILE, FederationFolder, digest, load_experiment
+from pgfed.federation.folders.models import make_model, manifest, model_name
+from pgfed.federation.server.backend import Flower, QuorumError, Replay
+from pgfed.federation.server.seats import Seats
+from pgfed.federation.server.status import Status
+from pgfed.results.models import GLOBAL, write_manifest, write_model
+from pgfed.results.writer import RunFolder, csv_text
+
+WRITTEN = "written.json"  # in a models folder: the sites that have written theirs
+
+
+@dataclass(frozen=True)
+class Options:
+    """How `federation run` was called."""
+
+    resume: bool = False
+    round_timeout: float = 600.0  # seconds a site has for its answer
+    min_replies: int = 1  # a round with fewer is asked for again
+    keep_personal_models: bool = False  # of the sites whose site.toml allows it
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Options:
+        known = {name: name.replace("_", "-") for name in cls.__dataclass_fields__}
+        return cls(**{k: config[v] for k, v in known.items() if v in config})
+
+
+def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
+    """Run the federation's experiment, or go on with it."""
+    folder.check_run(resume=options.resume)
+    experiment, methods = load_experiment(folder.experiment_file)
+    agreed = digest(folder.agreement, experiment)
+    federation = folder.agreement.without_data()
+    task = make_model(folder.agreement, experiment, experiment.seeds[0])
+    model, head = model_name(folder.agreement, experiment), experiment.model.head
+    setup = Setup(experiment, federation, methods, model, task.layout)
+
+    folder.run.mkdir(exist_ok=True)
+    run = _identify(folder.run, agreed)
+    status = Status(folder.run, folder.agreement.seats)
+    with FederationRun(folder.run, setup, resume=options.resume, warn=status.tell) as keeper:
+        try:
+            seats = Seats(grid, folder, federation, run, agreed, status)
+            backend = Flower(
+                grid,
+                seats,
+                model,
+                head=head,
+                run=run,
+                methods=methods,
+                round_timeout=options.round_timeout,
+                min_replies=options.min_replies,
+                copy=options.keep_personal_models,
+                status=status,
+                settled=keeper.settled,
+            )
+            keeper.use(backend, seats, status)
+            _wait(seats, options, status)
+            for seed in experiment.seeds:
+                for method in backend.asks:
+                    keeper.outcome(method, seed)
+            keeper.close_up()
+        except BaseException as error:
+            expected = isinstance(error, UserError | QuorumError)
+            told = str(error) if expected else f"{type(error).__name__}: {error}"
+            status.write(state="failed", error=told)
+            raise
+        status.write(state="finished")
+
+
+def _identify(folder: Path, agreed: str) -> str:
+    """The id of the run in this folder, new if it has none."""
+    path = folder / RUN_FILE
+    if not path.is_file():
+        begun = {"run": secrets.token_hex(16), "digest": agreed}
+        write_atomic(path, json.dumps(begun) + "\n")
+    content: dict[str, str] = json.loads(path.read_text())
+    if content["digest"] != agreed:
+        raise UserError(
+            f"{folder} was begun with another federation.toml or experiment.toml; "
+            "put that back, or move the folder away"
+        )
+    return content["run"]
+
+
+def _wait(seats: Seats, options: Options, status: Status) -> None:
+    """For all sites, but not longer than for a round; then begin with those who are there."""
+    status.tell("waiting for the sites")
+    seats.wait(range(len(seats)), options.round_timeout)
+    here = len(seats.present())
+    if here < options.min_replies:
+        raise QuorumError(
+            f"{here} of {len(seats)} sites are here, --min-replies is {options.min_replies}"
+        )
+
+
+class FederationRun(RunFolder):
+    """A run folder whose clients are sites: their models stay with them."""
+
+    def use(self, backend: Flower, seats: Seats, status: Status) -> None:
+        self._backend, self._seats, self._status = backend, seats, status
+        self._outcomes: dict[tuple[str, int], Outcome] = {}
+        self._checkpoints: Checkpoints | None = None
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._describe(command="pgfed federation run")  # the real one holds a token of Flower's
+        return self
+
+    def _describe(self, **more: Any) -> None:
+        path = self.path / "environment.json"
+        self._json(path.name, {**json.loads(path.read_text()), **more})
+
+    # -- running -------------------------------------------------------------------------------
+
+    def outcome(self, method: str, seed: int) -> None:
+        """Run this method, unless that has been done."""
+        alone = self._outcomes.get(("local", seed))
+        outcome = self.finished(method, seed)
+        if outcome is None:
+            sites = _Sites(self._backend, self._status, self._setup.experiment.rounds)
+            watchers: list[Watcher] = [sites, self]
+            outcome = run_method(self._setup, self._backend, method, seed, alone, watchers, self)
+        elif method == self._backend.carrier:
+            alone = super().finished("local", seed)
+            assert alone is not None, "it is written before the method it was trained beside"
+            compare(alone, None)
+            self._outcomes["local", seed] = alone
+        compare(outcome, self._outcomes.get(("local", seed)))
+        self._outcomes[method, seed] = outcome
+
+    def close_up(self) -> None:
+        """What is written at the very end."""
+        known = json.loads((self.path / "environment.json").read_text()).get("sites", {})
+        self._describe(sites={**known, **{str(i): f for i, f in self._seats.facts.items()}})
+        setup = self._setup
+        self.finish([self._outcomes[m, s] for m in setup.methods for s in setup.experiment.seeds])
+
+    def finished(self, method: str, seed: int) -> Outcome | None:
+        """A run is over when every site has its model."""
+        written = self.seed_folder(method, seed) / "models" / WRITTEN
+        keeps = self._setup.keeps_models(seed)
+        if keeps and len(_read(written)) < len(self._seats):
+            return None
+        return super().finished(method, seed)
+
+    def checkpoints(self, method: str, seed: int) -> Checkpoints | None:
+        if method not in self._backend.asks:
+            return None  # it is replayed from another method's history
+        folder = self.seed_folder(method, seed) / "checkpoint"
+        self._checkpoints = Checkpoints(folder, warn=self._warn)
+        return self._checkpoints
+
+    def settled(self) -> None:
+        """Until the last round is on disk: the next request tells the sites that it counts."""
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+
+    # -- what stays ----------------------------------------------------------------------------
+
+    def keep(self, run: Run, outcome: Outcome) -> None:
+        if outcome.method == self._backend.carrier:
+            replay = Replay(self._backend, run.history)
+            watchers: list[Watcher] = [_Alone(run.history), self]
+            alone = run_method(self._setup, replay, "local", run.seed, None, watchers, self)
+            self._outcomes["local", run.seed] = alone
+            compare(outcome, alone)
+        if outcome.method in self._backend.asks:
+            folder = self.seed_folder(outcome.method, run.seed)
+            write_atomic(folder / "sites.csv", csv_text(_site_rows(run)))
+        super().keep(run, outcome)
+
+    def _keep_models(self, folder: Path, run: Run, method: str, rows: list[dict[str, Any]]) -> None:
+        """Each site writes its personalized model; the global one is kept here."""
+        if method not in self._backend.asks:
+            return
+        models = folder / "models"
+        models.mkdir(exist_ok=True)
+        files = _read_files(models)
+        done = set(_read(models / WRITTEN))
+        asked = [i for i in range(len(self._seats)) if i not in done]
+        for i, theta in run.personal_models(asked):
+            files[i] = write_model(models / f"client-{i:04}.safetensors", run.task.named(theta))
+        missed = self._backend.missed["personal"]
+        for i, reason in missed.items():
+            self._warn(
+                f"{method}, seed {run.seed}: client {i} has not written its model ({reason}); "
+                "--resume asks it again"
+            )
+        content = manifest(
+            self._setup.experiment, method, run.algorithm, run.task, self._setup.federation,
+            round=run.round, seed=run.seed,
+            shared=write_model(models / GLOBAL, run.task.named(run.global_model())),
+            clients=[{**row, **files.get(row["client"], {})} for row in rows],
+        )  # fmt: skip
+        write_manifest(models, content)
+        done |= set(asked) - set(missed)
+        write_atomic(models / WRITTEN, json.dumps(sorted(done)) + "\n")
+
+    def _forget(self, folder: Path) -> None:
+        written = folder / "models" / WRITTEN
+        if not written.is_file() or len(_read(written)) == len(self._seats):
+            super()._forget(folder)
+
+
+def _site_rows(run: Run) -> list[dict[str, Any]]:
+    """One line per site: how often it took part, what that took, and what failed last."""
+    rows = []
+    for i in range(run.info.clients):
+        facts = [r["sites"].get(str(i), {}) for r in run.history if i in r["cohort"]]
+        counted = [f for f in facts if f.get("counted")]
+        drops = [d["reason"] for r in run.history for d in r["dropped"] if d["client"] == i]
+        row: dict[str, Any] = {
+            "client": i,
+            "asked": len(facts),
+            "counted": len(counted),
+            "missed": len(facts) - len(counted),
+        }
+        for key in ("seconds", "work_seconds", "bytes_down", "bytes_up"):
+            row[key] = sum(f.get(key, 0) for f in facts)
+        rows.append({**row, "last_failure": drops[-1] if drops else None})
+    return rows
+
+
+def _read(path: Path) -> list[int]:
+    return list(json.loads(path.read_text())) if path.is_file() else []
+
+
+def _read_files(models: Path) -> dict[int, dict[str, str]]:
+    """The copies that are here already."""
+    path = models / "manifest.json"
+    rows = json.loads(path.read_text())["clients"] if path.is_file() else []
+    return {r["client"]: {k: r[k] for k in ("file", "sha256")} for r in rows if "file" in r}
+
+
+class _Watcher:
+    """Adds to the records of rounds what only a real federation has."""
+
+    def begin(self, method: str, seed: int, run: Run) -> None:
+        """Nothing to say."""
+
+    def skip(self, outcome: Outcome) -> None:
+        """Nothing to say."""
+
+    def end(self, outcome: Outcome) -> None:
+        """Nothing to say."""
+
+
+class _Sites(_Watcher):
+    """Per site its time, bytes and accuracy, and why it missed the round."""
+
+    def __init__(self, backend: Flower, status: Status, rounds: int) -> None:
+        self._backend, self._status, self._rounds = backend, status, rounds
+
+    def begin(self, method: str, seed: int, run: Run) -> None:
+        rounds, done = self._rounds, run.round
+        if done:
+            self._status.tell(f"{method}, seed {seed}: going on after round {done}")
+        self._status.write(state="running", method=method, seed=seed, round=done, rounds=rounds)
+
+    def round(self, record: dict[str, Any]) -> None:
+        missed = self._backend.missed["train"]
+        for dropped in record["dropped"]:
+            if dropped["reason"] == "no reply":
+                dropped["reason"] = missed.get(dropped["client"], "no reply")
+            self._status.tell(
+                f"round {record['round']}, client {dropped['client']}: {dropped['reason']}"
+            )
+        sites = {str(i): facts.record() for i, facts in self._backend.facts.items()}
+        for i, reason in self._backend.missed.get("score", {}).items():
+            sites.setdefault(str(i), {})["not_scored"] = reason
+        record["sites"] = sites
+        self._status.round(record)
+
+
+class _Alone(_Watcher):
+    """`local` was trained beside another method: what went wrong there went wrong here."""
+
+    def __init__(self, history: list[dict[str, Any]]) -> None:
+        self._told = {record["round"]: record for record in history}
+
+    def round(self, record: dict[str, Any]) -> None:
+        told = self._told[record["round"]]
+        reasons = {d["client"]: d["reason"] for d in told["dropped"]}
+        for dropped in record["dropped"]:
+            dropped["reason"] = reasons.get(dropped["client"], dropped["reason"])
+        # Sites work side by side: the round took as long as the slowest.
+        took = max(record["client_seconds"].values(), default=told["train_seconds"])
+        record |= {"train_seconds": took, "seconds": took}

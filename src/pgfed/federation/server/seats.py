@@ -1,0 +1,138 @@
+"""Who sits where: the server's view of the sites.
+
+A seat is a client id. It belongs to the holder of the private key whose public half lies in the
+federation's folder, and to nobody else: a node gets a seat by signing, for this run and for a nonce
+of ours, that it is that client.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from pgfed.data.federation import Federation
+from pgfed.engine.replies import MAX_SAMPLES
+from pgfed.federation.flower.records import BadRecord, Head, field, pack, pull, unpack
+from pgfed.federation.folders.folder import FederationFolder
+from pgfed.federation.folders.keys import holds_claim, load_public
+from pgfed.federation.server.status import Status
+
+LOOK = 1.0  # seconds between two looks at who is there
+AGAIN = 15.0  # seconds until a refused node is asked again
+PATIENCE = 600.0  # seconds a node may take to say who it is
+MESSAGE = "query.pgfed"
+
+
+class Seats:
+    """The seats of a federation and the nodes that hold them."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        folder: FederationFolder,
+        federation: Federation,
+        run: str,
+        digest: str,
+        status: Status,
+    ) -> None:
+        self.federation = federation
+        self.facts: dict[int, dict[str, Any]] = {}  # what each site said about itself
+        self._grid = grid
+        self._keys = [load_public(folder.key(i)) for i in range(folder.agreement.seats)]
+        self._run, self._digest = run, digest
+        self._status = status
+        self._node: dict[int, int] = {}  # client -> node
+        self._online: set[int] = set()
+        self._asked: dict[str, tuple[int, str, float]] = {}  # message -> node, nonce, when
+        self._refused: dict[int, float] = {}  # node -> when
+        self._looked = -LOOK
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def node(self, client: int) -> int | None:
+        """The node that holds this seat, if it is there now."""
+        node = self._node.get(client)
+        return node if node in self._online else None
+
+    def present(self) -> list[int]:
+        return [i for i in range(len(self)) if self.node(i) is not None]
+
+    def look(self) -> None:
+        """See who is there, greet newcomers, and seat those who prove who they are."""
+        now = time.monotonic()
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        self._online = set(self._grid.get_node_ids())
+        waiting = {node for node, _, _ in self._asked.values()}
+        late = {node for node, when in self._refused.items() if now - when > AGAIN}
+        known = set(self._node.values()) | waiting | (set(self._refused) - late)
+        for node in sorted(self._online - known):
+            self._greet(node, now)
+        for name, reply in pull(self._grid, list(self._asked)):
+            asked = self._asked.pop(name, None)
+            if asked is not None:
+                self._hear(asked[0], asked[1], reply)
+        for message, (_, _, when) in list(self._asked.items()):
+            if now - when > PATIENCE:
+                del self._asked[message]
+        self._status.places(self.present(), self.federation.n_train.tolist())
+
+    def wait(self, wanted: Iterable[int], seconds: float) -> None:
+        """Until all of these sites are there, or the time is over."""
+        wanted, end = set(wanted), time.monotonic() + seconds
+        self.look()
+        while not wanted <= set(self.present()) and time.monotonic() < end:
+            time.sleep(LOOK / 4)
+            self.look()
+
+    def _greet(self, node: int, now: float) -> None:
+        nonce = secrets.token_hex(16)
+        head = {"stage": "hello", "run": self._run, "nonce": nonce, "digest": self._digest}
+        message = Message(pack(head), dst_node_id=node, message_type=MESSAGE, ttl=PATIENCE)
+        (name,) = self._grid.push_messages([message])
+        if name:
+            self._asked[name] = (node, nonce, now)
+
+    def _hear(self, node: int, nonce: str, reply: Message | BadRecord) -> None:
+        self._refused.pop(node, None)
+        try:
+            if isinstance(reply, BadRecord):
+                raise reply
+            if reply.has_error():
+                raise BadRecord(f"{reply.error.reason} (code {reply.error.code})")
+            head, _ = unpack(reply.content)
+            if "error" in head:
+                raise BadRecord(str(head["error"])[:500])
+            client = self._check(head, node, nonce)
+        except BadRecord as error:
+            self._refused[node] = time.monotonic()
+            self._status.tell(f"a node was not seated: {error}")
+            return
+        self._node[client] = node
+        n = [head[f"n_{part}"] for part in ("train", "validation", "test")]
+        self.federation.bounds[client] = np.cumsum([0, *n])
+        self.facts[client] = {k: str(head.get(k))[:80] for k in ("pgfed", "torch", "machine")}
+        self._status.tell(f"client {client} is here: {n[0]} samples to train on, {n[2]} to test on")
+
+    def _check(self, head: Head, node: int, nonce: str) -> int:
+        client: int = field(head, "client", int)
+        signature: bytes = field(head, "signature", bytes)
+        if not 0 <= client < len(self):
+            raise BadRecord(f"it claims seat {client} of {len(self)}")
+        if not holds_claim(self._keys[client], signature, client, node, self._run, nonce):
+            raise BadRecord(f"it claims to be client {client} but does not hold that site's key")
+        for part in ("train", "validation", "test"):
+            n = field(head, f"n_{part}", int)
+            if not 0 <= n <= MAX_SAMPLES:
+                raise BadRecord(f"client {client}: n_{part} is {n}, allowed at most {MAX_SAMPLES}")
+        if not head["n_train"]:
+            raise BadRecord(f"client {client} has no training data")
+        return client

@@ -1,0 +1,96 @@
+"""How a run stands, as a small file that `federation run` and `federation status` show."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from pgfed.federation.folders.folder import site_name
+
+FILE = "status.json"
+
+
+class Status:
+    """Kept up to date by the server app. Not synced to disk: it tells, nothing depends on it."""
+
+    def __init__(self, folder: Path, seats: int) -> None:
+        self._path = folder / FILE
+        self.content: dict[str, Any] = {
+            "state": "waiting for sites",
+            "method": None,
+            "seed": None,
+            "round": 0,
+            "rounds": 0,
+            "accuracy": None,
+            "error": None,
+            "messages": [],
+            "sites": [
+                {
+                    "name": site_name(i, seats),
+                    "here": False,
+                    "doing": "",
+                    "n_train": 0,
+                    "rounds": 0,
+                    "missed": 0,
+                    "seconds": None,
+                    "bytes_down": 0,
+                    "bytes_up": 0,
+                    "accuracy": None,
+                }
+                for i in range(seats)
+            ],
+        }
+
+    def site(self, client: int) -> dict[str, Any]:
+        site: dict[str, Any] = self.content["sites"][client]
+        return site
+
+    def places(self, here: list[int], n_train: list[int]) -> None:
+        """Who is there, and with how many samples."""
+        for i, site in enumerate(self.content["sites"]):
+            site |= {"here": i in here, "n_train": n_train[i]}
+        self.write()
+
+    def doing(self, client: int, what: str) -> None:
+        self.site(client)["doing"] = what
+        self.write()
+
+    def round(self, record: dict[str, Any]) -> None:
+        """A round has been run."""
+        for i in record["cohort"]:
+            site, facts = self.site(i), record["sites"].get(str(i), {})
+            if facts.get("counted"):
+                site["rounds"] += 1
+                site["seconds"] = facts["seconds"]
+                site["bytes_down"] += facts["bytes_down"]
+                site["bytes_up"] += facts["bytes_up"]
+            else:
+                site["missed"] += 1
+        for i, facts in record["sites"].items():
+            if "accuracy" in facts:
+                self.site(int(i))["accuracy"] = facts["accuracy"]
+        self.write(round=record["round"], accuracy=record["mean_accuracy"])
+
+    def tell(self, text: str) -> None:
+        """A line for people."""
+        stamp = time.strftime("%H:%M:%S")
+        self.content["messages"] = [*self.content["messages"], f"{stamp} {text}"][-20:]
+        print(stamp, text, flush=True)
+        self.write()
+
+    def write(self, **changes: Any) -> None:
+        self.content.update(changes)
+        temporary = self._path.with_name(f".{FILE}.tmp")
+        temporary.write_text(json.dumps(self.content))
+        os.replace(temporary, self._path)
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    try:
+        content: dict[str, Any] = json.loads((folder / FILE).read_text())
+    except FileNotFoundError:
+        return None
+    return content

@@ -1,0 +1,35 @@
+"""A site's own samples, with the classes that the federation agreed on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pgfed.config.experiment import Data
+from pgfed.data import matching as agreed
+from pgfed.data.federation import Federation, build_seat
+from pgfed.errors import UserError
+from pgfed.federation.folders.folder import SiteFile
+
+
+def load(site: SiteFile, name: str, data: Data, at: Path) -> Federation:
+    """The site's samples in its seat, divided as the experiment says; ``at``: relative to where."""
+    if not name:
+        raise UserError("data: allowed: folder:PATH or npz:PATH (in site.toml, or --data)")
+    kind, _, path = name.partition(":")
+    shape = tuple(site.input_shape)
+    dataset = agreed.load(
+        f"{kind}:{(at / Path(path).expanduser()).absolute()}" if path else name,
+        None,
+        classes=site.classes,
+        input_shape=shape,
+        input_type=site.input,
+        image_size=shape[1] if len(shape) == 3 and shape[1] == shape[2] else None,
+    )
+    return build_seat(
+        dataset,
+        site.client,
+        site.seats,
+        test_share=data.test_share,
+        validation_share=data.validation_share,
+        seed=data.seed,
+    )

@@ -1,0 +1,85 @@
+"""FedRoD: a generic model trained for balanced classes, plus each client's own linear head.
+
+Chen, Chao. On bridging generic and personalized federated learning for image classification. ICLR
+2022. The balanced soft-max is that of Ren et al., Balanced meta-softmax for long-tailed visual
+recognition, NeurIPS 2020.
+
+Per batch, with z = phi(x) and o = h(z): (phi, h) step on -log softmax(o + log pi_i)_y, and q_i on
+-log softmax(o + q_i(z))_y, which does not reach (phi, h). Client i predicts with h + q_i, which is
+one linear layer.
+
+Symbols: the generic model theta = (phi, h) -> server["w"]; the personal head q_i -> state["q"]; the
+momentum buffers of theta and q_i -> state["v"], state["v_q"]; pi_i, the shares of the classes in
+the client's training data -> computed when needed.
+
+Differs from the released code in: it has no momentum there (momentum_policy = "official"); pi_i
+counts all training samples (there those of one pass without its incomplete batch, which can miss a
+class). The hyper-network variant of the paper is left out, as there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pgfed.data.federation import Shard
+from pgfed.errors import UserError
+from pgfed.methods.contract import Algorithm, ClientInfo, Message, Rng, State, Update, batches
+from pgfed.model.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRoD(Algorithm):
+    name = "fedrod"
+    summary = "a generic model for balanced classes, plus each client's own linear head"
+    leaves = {"w": "model", "n": "count"}
+    official_momentum = False
+
+    def check_model(self, task: Task) -> None:
+        if not task.linear_head:
+            raise UserError(
+                f"methods: 'fedrod' adds two heads to one, so the model's head must be a single "
+                f"nn.Linear; {task.head_name!r} is not"
+            )
+
+    def init_client(self, w0: Tensor, client: ClientInfo) -> State:
+        return {"q": client.federation.layout.split(w0)[1]}
+
+    def local_update(
+        self, task: Task, state: State, message: Message, data: Shard, rng: Rng
+    ) -> tuple[State, Update]:
+        train = self.train
+        theta = message["w"].clone()
+        step = theta[: task.d]
+        v = state["v"].clone() if "v" in state else torch.zeros_like(step)
+        q = state["q"].clone().requires_grad_()
+        v_q = state["v_q"].clone() if "v_q" in state else torch.zeros_like(state["q"])
+        q.grad = v_q  # gradients are collected in the momentum buffers
+        # A class the client does not have: log 0, so that it leaves the soft-max.
+        log_prior = (data.class_counts(task.classes) / len(data)).log()
+        for x, y in batches(data, train.batch_size, rng, epochs=train.epochs):
+            v.mul_(self.momentum)
+            v_q.mul_(self.momentum)
+            z, o = task.forward(theta, x, v)
+            generic = task.criterion(o + log_prior, y)
+            personal = task.criterion(o.detach() + _linear(q, z.detach(), task.classes), y)
+            (generic + personal).backward()  # type: ignore[no-untyped-call]
+            step.add_(v, alpha=-train.lr)
+            q.data.add_(v_q, alpha=-train.lr)
+        return {"q": q.detach(), **self.keep(v=v, v_q=v_q)}, {"w": theta, "n": len(data)}
+
+    def personal_model(
+        self, task: Task, state: State, public: Message, data: Shard, rng: Rng
+    ) -> Tensor:
+        body, head = task.layout.split(public["w"])
+        return task.layout.join(body, head + state["q"])
+
+
+def _linear(q: Tensor, z: Tensor, classes: int) -> Tensor:
+    """The linear layer whose weights, then biases (if it has any), are ``q``."""
+    weights = classes * z.shape[1]
+    bias = q[weights:] if len(q) > weights else None
+    return F.linear(z, q[:weights].view(classes, -1), bias)

@@ -1,0 +1,105 @@
+"""pFedMe: each client keeps a personal model on a leash to its copy of the common one.
+
+Dinh, Tran, Nguyen. Personalized federated learning with Moreau envelopes. NeurIPS 2020.
+
+For every mini-batch the client solves min f_i(theta) + lambda/2 |theta - w_i|^2 roughly, by K
+gradient steps on that batch, and then moves w_i towards the solution.
+
+Symbols: w -> server["w"]; theta_i (or w_i, see pfedme_eval) of the last participation ->
+state["personal"]; K -> inner_steps; lambda -> lam; eta_p -> personal_lr; eta -> train.lr; beta ->
+beta; kappa, the inner solver's weight decay -> kappa.
+
+Differs from the released code in: the personal model is theta_i. There (and in the original) the
+"personal parameters" are the very tensors that w_i is written to at the end of the round, so that
+w_i is what is scored: pfedme_eval = "w". Its beta is 0 by default, which freezes w for ever; its
+lambda is 1. (In the original all clients train in each round, and only some are averaged.) The
+inner solver has no momentum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pgfed.data.federation import Shard
+from pgfed.errors import UserError, need
+from pgfed.methods.contract import (
+    Algorithm,
+    ClientInfo,
+    FederationInfo,
+    Mean,
+    Message,
+    Rng,
+    State,
+    Update,
+    batches,
+)
+from pgfed.model.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedMe(Algorithm):
+    name = "pfedme"
+    summary = "a personal model on a leash to the common one (Moreau envelopes)"
+    leaves = {"w": "model", "n": "count"}
+
+    inner_steps: int = 5  # K, gradient steps per mini-batch
+    lam: float = 15.0  # lambda, strength of the leash
+    personal_lr: float = 0.01  # eta_p, step of the inner solver
+    beta: float = 1.0  # beta, how far the server goes towards the mean
+    kappa: float = 0.001  # kappa, weight decay of the inner solver
+    pfedme_eval: Literal["theta", "w"] = "theta"  # which of the two is the personal model
+
+    def __post_init__(self) -> None:
+        for key in ("inner_steps", "lam", "beta", "kappa"):
+            need(getattr(self, key) >= 0, f"method.pfedme.{key}", ">= 0", getattr(self, key))
+        need(self.personal_lr > 0, "method.pfedme.personal_lr", "> 0", self.personal_lr)
+        if self.train.lr * self.lam > 1:
+            raise UserError(
+                "method.pfedme.lam: lr * lam must be <= 1 (w_i would step beyond theta_i), "
+                f"found {self.train.lr:g} * {self.lam:g}"
+            )
+
+    def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
+        return {"w": w0, "d": federation.layout.d}
+
+    def init_client(self, w0: Tensor, client: ClientInfo) -> State:
+        return {"personal": w0}
+
+    def local_update(
+        self, task: Task, state: State, message: Message, data: Shard, rng: Rng
+    ) -> tuple[State, Update]:
+        theta, w = message["w"].clone(), message["w"].clone()
+        step, anchor = theta[: task.d], w[: task.d]
+        gradient = torch.empty_like(step)
+        for x, y in batches(data, self.train.batch_size, rng, epochs=self.train.epochs):
+            for _ in range(self.inner_steps):
+                torch.mul(step, self.lam + self.kappa, out=gradient)
+                gradient.sub_(anchor, alpha=self.lam)
+                task.add_gradient(theta, x, y, gradient)
+                step.sub_(gradient, alpha=self.personal_lr)
+            anchor.lerp_(step, self.train.lr * self.lam)
+        w[task.d :] = theta[task.d :]
+        personal = theta if self.pfedme_eval == "theta" else w
+        return {"personal": personal}, {"w": w, "n": len(data)}
+
+    def aggregate(self, server: State, updates: Mapping[int, Update], mean: Mean) -> State:
+        if not updates:
+            return server
+        old, d = server["w"], server["d"]
+        new = mean(updates, "w", around=old).clone()
+        new[:d] = torch.lerp(old[:d], new[:d], self.beta)
+        return {**server, "w": new}
+
+    def public(self, server: State) -> Message:
+        return {}
+
+    def personal_model(
+        self, task: Task, state: State, public: Message, data: Shard, rng: Rng
+    ) -> Tensor:
+        personal: Tensor = state["personal"]  # as left by the client's last participation
+        return personal

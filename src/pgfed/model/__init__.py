@@ -1,0 +1,1 @@
+"""A model as one flat vector, and the built-in networks."""

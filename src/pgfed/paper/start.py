@@ -1,0 +1,74 @@
+"""The trained models that a study starts from: those of a run folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from pgfed.api import run_setup
+from pgfed.cli.terminal.progress import Progress
+from pgfed.config import experiment as experiments
+from pgfed.config.experiment import Experiment
+from pgfed.engine.runs import Setup, prepare
+from pgfed.errors import UserError
+from pgfed.model.networks import make_task
+from pgfed.model.task import Task
+from pgfed.results.models import ModelsInFolder
+
+
+@dataclass(frozen=True)
+class Start:
+    """A finished run, and the global model of each method and seed."""
+
+    folder: Path
+    setup: Setup
+    models: dict[tuple[str, int], Tensor]
+
+    def task(self) -> Task:
+        return _task(self.setup)
+
+
+def train(experiment: Experiment, folder: Path, root: Path, progress: Progress) -> None:
+    """Run the experiment as `pgfed run` would, and keep its models."""
+    output = experiment.output.model_copy(update={"models": "all"})
+    setup = prepare(experiment.model_copy(update={"output": output}), root)
+    with progress:
+        run_setup(setup, folder, progress)
+
+
+def read(folder: Path, root: Path, methods: list[str] | None = None) -> Start:
+    """The models of a run folder; ``methods``: of these only."""
+    file = folder / "experiment.toml"
+    if not file.is_file():
+        raise UserError(f"{folder}: not a run folder (it holds no experiment.toml)")
+    setup = prepare(experiments.load(file), root)
+    task = _task(setup)
+    models = {}
+    for method in setup.methods if methods is None else methods:
+        for seed in setup.experiment.seeds:
+            at = folder / method / f"seed-{seed}" / "models"
+            if not (at / "manifest.json").is_file():
+                raise UserError(
+                    f"{at}: no models there; the study needs a finished run of {method} with "
+                    "output.models = 'all'"
+                )
+            manifest = json.loads((at / "manifest.json").read_text(encoding="utf-8"))
+            if manifest["data_fingerprint"] != setup.federation.fingerprint:
+                raise UserError(f"{folder}: the data is not what the run was trained on any more")
+            models[method, seed] = task.flat(ModelsInFolder(at).shared())
+    return Start(folder, setup, models)
+
+
+def _task(setup: Setup) -> Task:
+    experiment, federation = setup.experiment, setup.federation
+    return make_task(
+        setup.model,
+        federation.input_shape,
+        len(federation.class_names),
+        seed=experiment.seeds[0],
+        head=experiment.model.head,
+        device=experiment.engine.device,
+    )

@@ -1,0 +1,135 @@
+"""What the interactive figures are made of: plotly specifications as plain dictionaries.
+
+A figure has views to choose from, and one or more panels that show the chosen view. A trace that
+is about one method carries its label in `meta`, so that the page can hide the method everywhere;
+points that are about one client carry its number in `customdata`, so that it can be picked.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pgfed.results.comparison import Group
+from pgfed.results.sentence import CONTROL
+from pgfed.results.statistics import Ints
+
+Style = dict[str, tuple[str, str]]  # label -> colour and dash
+Trace = dict[str, Any]
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; grey for black, and no
+# yellow, so that every colour shows on white and on black.
+BLUE, VERMILLION, GREY = "#0072B2", "#D55E00", "#808080"
+PALETTE = (VERMILLION, BLUE, GREY, "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
+DASHES = ("solid", "dash", "dot", "dashdot")
+# The same in every report. PGFed's relatives often lie on one another: their dashes let each be
+# seen through the others.
+STYLES = {
+    "local": (GREY, "solid"),
+    "fedavg": ("#E69F00", "solid"),
+    CONTROL: (BLUE, "dash"),
+    "pgfed": (VERMILLION, "solid"),
+    "pgfed-mo": ("#CC79A7", "dot"),
+    "pgfed-ce": ("#009E73", "dashdot"),
+}
+GAP = "#cfd2d6"  # behind a heat map's blanks; the page has a darker one for the dark
+SEQUENTIAL = [[0, "#22559c"], [0.4, "#4f9fc8"], [0.7, "#a5d3a0"], [1, "#ffe14d"]]
+DIVERGING = [[0, VERMILLION], [0.5, "#f4f1ea"], [1, BLUE]]
+
+MAX_CLIENTS = 400  # shown one by one; beyond, blocks and quantiles
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot; a specification per view."""
+
+    alt: str
+    specs: list[dict[str, Any]]
+    wide: bool = True
+    height: int = 380
+
+
+@dataclass(frozen=True)
+class Figure:
+    id: str
+    title: str  # empty where the section's heading says it
+    caption: str  # what there is to see
+    views: list[str]
+    panels: list[Panel]
+    choose: str = "Show"  # what the choice of a view is called
+    legend: list[str] = field(default_factory=list)  # methods that can be hidden
+
+
+def styles(groups: Sequence[Group]) -> Style:
+    """label -> colour and dash, the same in every figure and different for every method."""
+    names = {m.label: m.name for group in groups for m in group.methods}
+    for group in groups:
+        for folder in group.folders:
+            names |= {name: name for name in folder.new_clients if name not in names}
+    given: Style = {}
+    for label, name in names.items():
+        if name in STYLES and STYLES[name] not in given.values():
+            given[label] = STYLES[name]
+    free = [(c, d) for d in DASHES for c in PALETTE if (c, d) not in STYLES.values()]
+    others = [label for label in names if label not in given]
+    return given | {label: free[k % len(free)] for k, label in enumerate(others)}
+
+
+def solid_first(traces: Iterable[Trace]) -> list[Trace]:
+    """A dashed line over a solid one leaves both to be seen."""
+    return sorted(traces, key=lambda trace: trace["line"]["dash"] != "solid")
+
+
+def spec(data: Sequence[Trace], layout: dict[str, Any]) -> dict[str, Any]:
+    return {"data": list(data), "layout": layout}
+
+
+def axis(title: str) -> dict[str, Any]:
+    return {"title": {"text": title, "standoff": 8}, "automargin": True, "zeroline": False}
+
+
+def layout_of(x: str, y: str) -> dict[str, Any]:
+    return {
+        "xaxis": axis(x),
+        "yaxis": axis(y),
+        # plotly hides a last tick label for which there is no room on the right.
+        "margin": {"l": 8, "r": 18, "t": 8, "b": 8},
+        "hovermode": "closest",
+        "showlegend": False,
+    }
+
+
+def colorbar(title: str) -> dict[str, Any]:
+    return {"title": {"text": title, "side": "right"}, "thickness": 12, "outlinewidth": 0}
+
+
+def plain(text: str) -> str:
+    """Text that plotly shows as it is: it reads a little HTML and %{...} of its own."""
+    return html.escape(text).replace("%{", "%&#123;")
+
+
+def thinned(order: Ints) -> Ints:
+    """At most MAX_CLIENTS of them, evenly, first and last included."""
+    if len(order) <= MAX_CLIENTS:
+        return order
+    at = np.linspace(0, len(order) - 1, MAX_CLIENTS).round().astype(np.int64)
+    return order[at]
+
+
+def percents(values: Iterable[float]) -> list[float | None]:
+    return [round_to(100 * value, 2) for value in values]
+
+
+def round_to(value: float, digits: int) -> float | None:
+    """For JSON, which has no NaN."""
+    return None if math.isnan(value) else round(float(value), digits)
+
+
+def rounded(values: Iterable[float], significant: int) -> list[float | None]:
+    """Significant digits: bytes and changes per step are far apart in size."""
+    return [None if math.isnan(v) else float(f"{v:.{significant}g}") for v in values]

@@ -1,0 +1,169 @@
+"""Tables as Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pgfed.report import tables
+from pgfed.report.tables import Cell, Table
+from pgfed.results import statistics as stats
+from pgfed.results.comparison import Group
+from pgfed.results.statistics import Comparison
+from pgfed.results.verdict import judge
+
+CSV_COLUMNS = (
+    *("federation", "method", "seeds", "last10", "last10_std", "best", "best_std"),
+    *("gain", "gain_low", "gain_high", "gain_std_clients", "gain_worst_decile"),
+    *("clients_gained", "clients_lost", "clients_unchanged"),
+    *("over_control", "over_control_low", "over_control_high"),
+    *("bytes", "images_per_second", "replies_dropped"),
+)
+
+
+def all_tables(groups: Sequence[Group]) -> Iterator[tuple[str, Table]]:
+    """Every table that has rows, with a heading."""
+    if len(groups) > 1:
+        yield "All federations", tables.overview(groups)
+    for group in groups:
+        found = {
+            "Results": tables.results(group),
+            "What PGFed's explicit objective adds": tables.control(group),
+            "Gain over Local": tables.gains(group),
+            "Rounds to an accuracy": tables.speed(group),
+            "By domain": tables.domains(group),
+            "The matrix A": tables.matrix(group),
+            "Site by site": tables.sites(group),
+            "Attack and defence": tables.attack(group),
+            "Replies that did not count": tables.dropped(group),
+            "Beside the paper": tables.against_paper(group),
+            "Beside the paper, by domain": tables.domains_against_paper(group),
+        }
+        for heading, table in found.items():
+            if table:
+                yield (heading if len(groups) == 1 else f"{group.title}: {heading}"), table
+
+
+def markdown_report(groups: Sequence[Group]) -> str:
+    """The verdict and all tables."""
+    lines = []
+    for group in groups:
+        verdict = judge(group)
+        lines += [f"# {_md(group.title)}", "", f"**{_md(verdict.headline)}**", ""]
+        lines += [_md(" ".join(verdict.sentences)), ""]
+        lines += [f"- {_md(caveat)}" for caveat in verdict.caveats]
+    for heading, table in all_tables(groups):
+        lines += ["", f"## {_md(heading)}", "", markdown(table)]
+    return "\n".join(lines)
+
+
+def latex_report(groups: Sequence[Group]) -> str:
+    """All tables; they need the package booktabs."""
+    return "\n".join(latex(table) for _, table in all_tables(groups))
+
+
+def markdown(table: Table) -> str:
+    """GitHub's dialect."""
+    head = [heading for _, heading, _ in table.columns]
+    lines = [_md_line(head), _md_line(["---"] + ["---:"] * (len(head) - 1))]
+    lines += [_md_line([_text(cell) for cell in row]) for row in table.rows]
+    return "\n".join([*lines, "", f"*{_md(table.caption)}*", ""])
+
+
+def _text(cell: Cell) -> str:
+    return f"{cell.text} ({cell.note})" if cell.note else cell.text
+
+
+def _md_line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(map(_md, cells)) + " |"
+
+
+def _md(text: str) -> str:
+    for sign in "\\`*_<>|[]":
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
+
+
+def comma_separated(groups: Sequence[Group]) -> str:
+    """One row per federation and method, plain numbers: for spreadsheets and scripts.
+
+    For federations over Flower a second table follows after an empty line: a row per site.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for group in groups:
+        for method in group.methods:
+            gain, local, other = group.gain(method), group.local(method), group.control(method)
+            over_local = None if gain is None or local is None else group.compare(method, local)
+            over_control = None if other is None else group.compare(method, other)
+            writer.writerow(
+                [group.title, method.label, " ".join(map(str, method.seeds))]
+                + _numbers(*stats.mean_std(method.accuracy("last10")))
+                + _numbers(*stats.mean_std(method.accuracy("best")))
+                + _csv_interval(over_local)
+                + (["", ""] if gain is None else _numbers(gain.std, gain.worst_decile))
+                + ([""] * 3 if gain is None else [gain.gained, gain.harmed, gain.unchanged])
+                + _csv_interval(over_control)
+                + [f"{method.sent():.0f}"]
+                + _numbers(method.images_per_second() or float("nan"))
+                + [sum(len(run.history.dropped) for run in method.runs.values())]
+            )
+    sites = [(group.title, table) for group in groups if (table := tables.sites(group))]
+    for k, (title, table) in enumerate(sites):
+        if k == 0:
+            writer.writerows([[], ["federation", *(key for key, _, _ in table.columns)]])
+        for site, *cells, failures in table.rows:
+            numbers = ["" if cell.value is None else cell.value for cell in cells]
+            writer.writerow([title, site.text, *numbers, failures.text if failures.value else ""])
+    return text.getvalue()
+
+
+def _csv_interval(found: Comparison | None) -> list[str]:
+    return ["", "", ""] if found is None else _numbers(found.mean, found.low, found.high)
+
+
+def _numbers(*values: float) -> list[str]:
+    return ["" if np.isnan(value) else f"{value:.6g}" for value in values]
+
+
+def latex(table: Table) -> str:
+    """A booktabs table."""
+    columns = "l" + "r" * (len(table.columns) - 1)
+    rows = [" & ".join(_tex(_text(cell)) for cell in row) + r" \\" for row in table.rows]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{_tex(table.caption)}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            " & ".join(_tex(heading) for _, heading, _ in table.columns) + r" \\",
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+_TEX = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "~": r"$\sim$",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "–": "--",
+    "−": "$-$",
+    "<": r"$<$",
+    ">": r"$>$",
+}
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(sign, sign) for sign in text)

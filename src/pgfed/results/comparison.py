@@ -1,0 +1,250 @@
+"""Runs on the same clients, put together: what is compared with what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from pgfed.errors import UserError
+from pgfed.methods import registry as algorithms
+from pgfed.results import statistics as stats
+from pgfed.results.formats import count
+from pgfed.results.reader import Clients, Folder, SeedRun
+from pgfed.results.sentence import CONTROL, together
+from pgfed.results.statistics import Comparison, Floats, Gain, Helpfulness, Paired
+
+FAMILY = ("pgfed", "pgfed-mo", "pgfed-ce")  # CONTROL is PGFed with mu = 0
+
+Score = Literal["last10", "best", "final"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy over the scored rounds."""
+
+    rounds: list[int]
+    accuracy: list[float]
+    sent: list[float]  # bytes so far
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method with its settings, under its seeds."""
+
+    name: str  # of its folder
+    base: str  # as in the registry: of a variant the method it varies
+    label: str  # unique within the group
+    settings: dict[str, Any]
+    runs: dict[int, SeedRun]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted(self.runs)
+
+    def run_label(self, run: SeedRun) -> str:
+        return f"{self.label}, seed {run.seed}"
+
+    def scores(self, which: Score, seeds: Sequence[int] | None = None) -> Floats:
+        """Seeds x clients."""
+        chosen = self.seeds if seeds is None else seeds
+        return np.array([getattr(self.runs[seed], which) for seed in chosen])
+
+    def accuracy(self, which: Score) -> list[float]:
+        """Mean over the clients, per seed."""
+        return [float(np.nanmean(row)) for row in self.scores(which) if not np.isnan(row).all()]
+
+    @property
+    def sound(self) -> bool:
+        """Whether its accuracies are those of trained models, under every seed."""
+        return all(run.history.health.sound for run in self.runs.values())
+
+    def troubles(self) -> list[str]:
+        """What went wrong, a line each."""
+        return together([run.history.health for run in self.runs.values()]).troubles(self.label)
+
+    def sent(self) -> float:
+        """Bytes of one run, the mean over seeds."""
+        return float(np.mean([run.history.sent[-1] for run in self.runs.values()]))
+
+    def images_per_second(self) -> float | None:
+        seconds = sum(run.history.train_seconds for run in self.runs.values())
+        images = sum(run.history.images for run in self.runs.values())
+        return images / seconds if seconds else None
+
+    def curve(self, seed: int) -> Curve:
+        history = self.runs[seed].history
+        scored = [k for k, a in enumerate(history.accuracy) if a is not None]
+        return Curve(
+            rounds=[history.rounds[k] for k in scored],
+            accuracy=[a for a in history.accuracy if a is not None],
+            sent=[history.sent[k] for k in scored],
+        )
+
+    @cached_property
+    def mean_curve(self) -> Curve:
+        """Over the seeds, at the rounds that were scored under all of them."""
+        curves = [self.curve(seed) for seed in self.seeds]
+        common = sorted(set.intersection(*(set(curve.rounds) for curve in curves)))
+        at = [[curve.rounds.index(t) for t in common] for curve in curves]
+        pairs = list(zip(curves, at, strict=True))
+        return Curve(
+            rounds=common,
+            accuracy=np.mean([[c.accuracy[k] for k in ks] for c, ks in pairs], axis=0).tolist(),
+            sent=np.mean([[c.sent[k] for k in ks] for c, ks in pairs], axis=0).tolist(),
+        )
+
+    def client_curves(self, most: int) -> tuple[list[int], Floats] | None:
+        """At most so many of the scored rounds, and rounds x clients, the mean over the seeds."""
+        found = [run.history.clients for run in self.runs.values()]
+        known = [clients for clients in found if clients is not None]
+        if len(known) < len(found) or len({clients.shape for clients in known}) > 1:
+            return None
+        rounds = self.mean_curve.rounds
+        at = np.unique(np.linspace(0, len(rounds) - 1, most).round().astype(np.int64))
+        return [rounds[k] for k in at], np.mean([clients[at] for clients in known], axis=0)
+
+
+@dataclass(frozen=True)
+class Group:
+    """All runs on one federation."""
+
+    title: str
+    folders: list[Folder]
+    methods: list[Method]
+    _paired: dict[tuple[int, ...], Paired] = field(default_factory=dict, repr=False)
+    _helpfulness: dict[tuple[str, int], Helpfulness] = field(default_factory=dict, repr=False)
+
+    @property
+    def clients(self) -> Clients:
+        return self.folders[0].clients
+
+    @property
+    def attacked(self) -> bool:
+        """Whether some clients of some run simulated an attack."""
+        return any(run.attackers for method in self.methods for run in method.runs.values())
+
+    def find(self, name: str, like: Method) -> Method | None:
+        """The method of this name whose settings are nearest to those of `like`."""
+        found = [method for method in self.methods if method.base == name]
+        return min(found, key=lambda m: len(different_settings(m, like)), default=None)
+
+    def local(self, like: Method) -> Method | None:
+        return self.find("local", like)
+
+    def control(self, method: Method) -> Method | None:
+        """PGFed with mu = 0, for a method of the PGFed family."""
+        return self.find(CONTROL, method) if method.base in FAMILY else None
+
+    def compare(self, a: Method, b: Method) -> Comparison | None:
+        """a - b over the clients and the seeds that both have, on the last ten rounds."""
+        seeds = tuple(sorted(a.runs.keys() & b.runs.keys()))
+        if not seeds:
+            return None
+        if seeds not in self._paired:
+            have = [m for m in self.methods if m.runs.keys() >= set(seeds)]
+            self._paired[seeds] = Paired({m.label: m.scores("last10", seeds) for m in have})
+        found = self._paired[seeds].difference(a.label, b.label)
+        return None if np.isnan(found.mean) else found
+
+    def gain(self, method: Method, which: Score = "last10") -> Gain | None:
+        """Over Local, client by client; None without Local, and for Local itself."""
+        local = self.local(method)
+        if local is None or local is method:
+            return None
+        seeds = sorted(method.runs.keys() & local.runs.keys())
+        if not seeds:
+            return None
+        gain = stats.individual_gain(method.scores(which, seeds), local.scores(which, seeds))
+        return None if np.isnan(gain.mean) else gain
+
+    def helpfulness(self, method: Method, run: SeedRun) -> Helpfulness | None:
+        """What the run's matrix A says; None for methods without one."""
+        if run.alpha is None:
+            return None
+        key = method.label, run.seed
+        if key not in self._helpfulness:
+            n_train, settings = self.clients.n_train, method.settings
+            steps = stats.steps_per_round(n_train, settings["epochs"], settings["batch_size"])
+            self._helpfulness[key] = stats.helpfulness(run.alpha, n_train, steps)
+        return self._helpfulness[key]
+
+    @cached_property
+    def ranked(self) -> list[Method]:
+        """The methods by their last ten rounds, best first; those without a score left out."""
+        scored = [method for method in self.methods if method.accuracy("last10")]
+        return sorted(scored, key=lambda m: -float(np.mean(m.accuracy("last10"))))
+
+
+def different_settings(a: Method, b: Method) -> list[str]:
+    """The keys both methods have and set differently."""
+    return [k for k, v in a.settings.items() if k in b.settings and b.settings[k] != v]
+
+
+def group(folders: Sequence[Folder]) -> list[Group]:
+    """Folders whose clients hold the same data belong together."""
+    by_data: dict[str, list[Folder]] = {}
+    for folder in folders:
+        by_data.setdefault(folder.fingerprint or str(folder.path), []).append(folder)
+    titles = [_title(members[0]) for members in by_data.values()]
+    groups = []
+    for title, members in zip(titles, by_data.values(), strict=True):
+        if titles.count(title) > 1:
+            title += f" ({members[0].path.name})"
+        sizes = {len(folder.clients) for folder in members}
+        if len(sizes) > 1:
+            raise UserError(
+                f"{members[0].path}: same data fingerprint as {members[1].path}, but another "
+                "number of clients; one of them is damaged"
+            )
+        groups.append(Group(title, list(members), _methods(members)))
+    return groups
+
+
+def _title(folder: Folder) -> str:
+    name = folder.environment.get("data", {}).get("name") or folder.experiment.data.dataset
+    return f"{name}, {count(len(folder.clients), 'client')}"
+
+
+def _methods(folders: Sequence[Folder]) -> list[Method]:
+    """One per method and settings; equal settings with other seeds are the same method."""
+    merged: list[Method] = []
+    sources: list[Folder] = []
+    for folder in folders:
+        for name, runs in folder.runs.items():
+            settings = folder.settings(name)
+            for method in merged:
+                same = method.name == name and _key(method.settings) == _key(settings)
+                if same and not method.runs.keys() & runs.keys():
+                    method.runs.update(runs)
+                    break
+            else:
+                merged.append(Method(name, folder.base(name), name, settings, dict(runs)))
+                sources.append(folder)
+    labelled = [
+        replace(m, label=_label(m, merged, source))
+        for m, source in zip(merged, sources, strict=True)
+    ]
+    order = [name for name in algorithms.METHODS if name != CONTROL]
+    order.insert(order.index(FAMILY[0]), CONTROL)  # PGFed never stands without it
+    return sorted(labelled, key=lambda m: order.index(m.base) if m.base in order else len(order))
+
+
+def _label(method: Method, methods: Sequence[Method], source: Folder) -> str:
+    """The name, with the settings in which it differs from others of that name."""
+    others = [m for m in methods if m.name == method.name and m is not method]
+    if not others:
+        return method.name
+    own = method.settings
+    keys = [key for key in own if any(m.settings.get(key) != own[key] for m in others)]
+    told = ", ".join(f"{key}={own[key]}" for key in keys)
+    unique = not any(_key(m.settings) == _key(own) for m in others)
+    return f"{method.name} ({told if unique and told else source.path.name})"
+
+
+def _key(settings: dict[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True, default=str)

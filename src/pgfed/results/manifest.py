@@ -1,0 +1,99 @@
+"""manifest.json: what a model file is, how its inputs are prepared, and its checksum."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pgfed.errors import UserError
+from pgfed.results.models import FORMAT
+
+NAME = "manifest.json"
+MAX_FILE = 1_000_000_000  # bytes; a federation of a million clients stays below
+
+Size = Annotated[int, Field(ge=1, le=2**31)]
+
+
+class _Part(BaseModel):
+    """What is needed is checked; what else stands there is passed on."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class File(_Part):
+    """A model file beside the manifest."""
+
+    file: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")  # never a path
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Client(_Part):
+    """A client; without a file its model is not in this folder."""
+
+    client: int = Field(ge=0)
+    file: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+
+
+class Normalisation(_Part):
+    """What is done to inputs before the model sees them: (x / divide) - subtract."""
+
+    input: Literal["uint8", "float32"]
+    divide: float
+    subtract: float
+
+
+class Manifest(_Part):
+    """The models of one method and seed."""
+
+    format: Literal[1]
+    method: str
+    hyperparameters: dict[str, Any]
+    round: int = Field(ge=0)
+    seed: int = Field(ge=0)
+    model: str
+    head: str
+    input_shape: list[Size] = Field(min_length=1, max_length=3)
+    classes: list[str] = Field(min_length=2)
+    normalisation: Normalisation
+    image_size: Size | None = None  # images were resized to this square
+    data_fingerprint: str | None = None
+    shared: File | None = Field(None, alias="global")
+    clients: list[Client]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.input_shape)
+
+    def about(self) -> dict[str, Any]:
+        """All that is true of each model of the folder."""
+        return self.model_dump(by_alias=True, exclude={"shared", "clients"})
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a folder of models, or one line about what is wrong with it."""
+    path = folder / NAME
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise UserError(f"{path}: larger than {MAX_FILE:,} bytes; not a manifest")
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: missing; a model file needs the {NAME} that was written beside it"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path}: not JSON; the file is damaged or cut short") from None
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise UserError(f"{path}: format {found!r}; this version of pgfed reads {FORMAT}")
+    try:
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path}: {where}: {first['msg']}; the file is damaged") from None

@@ -1,1 +1,0 @@
-"""Experiments of the paper that are not plain runs."""

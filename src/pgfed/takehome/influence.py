@@ -1,0 +1,162 @@
+"""`pgfed why`: which clients' risks a client's model weighed most."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pgfed.errors import UserError
+from pgfed.results.finished import RunFolder, client_name
+from pgfed.results.statistics import Pairs, read_alpha
+from pgfed.takehome.figures import drawing
+
+_CARE = "Read it with care: "
+_NO_PROOF = "and a large weight does not prove that those data helped."
+# By alpha_gradient. With the mean gradient client i moves alpha_ij by the same amount for all j,
+# but for a number that client j sent to everybody.
+LIMITS = {
+    "mean": f"{_CARE}within a round the weights move in the same order for every client, by a "
+    "number that depends on the weighed client alone, so clients' weights differ only by who met "
+    f"whom, how many steps each took and what was cut at 0, {_NO_PROOF}",
+    "exact": f"{_CARE}a weight falls by an estimate of this client's loss on the other's data, the "
+    f"more often the two met and the more steps this client took, {_NO_PROOF}",
+}
+MOST = 20  # rows shown
+
+
+@dataclass(frozen=True)
+class Weight:
+    """What client i made of client j's risk."""
+
+    client: int
+    name: str
+    n_train: int
+    met: int  # rounds in which i trained with j's gradient
+    weight: float  # A_ij at the end
+    change: float  # against its start
+    share: float | None  # of the last auxiliary gradient; None: j took no part in it
+
+
+@dataclass(frozen=True)
+class Reasons:
+    client: int
+    name: str
+    method: str
+    seed: int
+    start: float  # 1/M
+    weights: list[Weight]  # largest first
+    has_gradient: bool  # is there a last auxiliary gradient?
+    limits: str  # of what can be read from it
+
+    def as_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def why(run: RunFolder, client: int, *, method: str | None, seed: int | None) -> Reasons:
+    """The row of A, the parts of the last auxiliary gradient, and how often they met."""
+    chosen = run.seed(seed)
+    name = _pgfed(run, chosen) if method is None else run.method(method)
+    rows = run.clients(name, chosen)
+    if client >= len(rows):
+        raise UserError(f"client: found {client}; allowed: 0 to {len(rows) - 1}")
+    path = run.seed_folder(name, chosen) / "alpha.npz"
+    if not path.is_file():
+        raise UserError(f"method: {name} learns no matrix of weights; the PGFed family does")
+    pairs, shares = _read(path, client, len(rows))
+    mine = pairs.row == client
+    change = dict(zip(pairs.column[mine].tolist(), pairs.change[mine].tolist(), strict=True))
+    met = dict(zip(pairs.column[mine].tolist(), pairs.meetings[mine].tolist(), strict=True))
+    weights = [
+        Weight(
+            client=j,
+            name=client_name(rows[j]),
+            n_train=int(rows[j]["n_train"]),
+            met=met.get(j, 0),
+            weight=pairs.start + change.get(j, 0.0),
+            change=change.get(j, 0.0),
+            share=shares.get(j),
+        )
+        for j in sorted({*change, *shares})
+    ]
+    weights.sort(key=lambda w: (-w.weight, w.client))
+    return Reasons(
+        client=client,
+        name=client_name(rows[client]),
+        method=name,
+        seed=chosen,
+        start=pairs.start,
+        weights=weights,
+        has_gradient=bool(shares),
+        limits=LIMITS[_gradient(run, name)],
+    )
+
+
+def _pgfed(run: RunFolder, seed: int) -> str:
+    """The first method that learned a matrix."""
+    for name in run.methods:
+        if (run.seed_folder(name, seed) / "alpha.npz").is_file():
+            return name
+    raise UserError(
+        f"{run.path}: no finished method of the PGFed family with seed {seed}; the others learn "
+        "no weights"
+    )
+
+
+def _gradient(run: RunFolder, method: str) -> str:
+    """Whose gradient the weights moved along."""
+    exact = run.experiment.method.get(method, {}).get("alpha_gradient") == "exact"
+    return "exact" if exact else "mean"
+
+
+def _read(path: Path, client: int, clients: int) -> tuple[Pairs, dict[int, float]]:
+    """A by the pairs that met, and each gradient's share of the last auxiliary gradient."""
+    try:
+        arrays = read_alpha(path)
+        pairs = Pairs.read(arrays)
+        if pairs.clients != clients:
+            raise ValueError(f"{pairs.clients} clients, but clients.csv has {clients}")
+        return pairs, _shares(pairs, arrays, client)
+    except UserError:
+        raise
+    except Exception as error:  # arrays that do not fit together raise a dozen kinds
+        raise UserError(f"{path}: not a matrix of weights ({error})") from None
+
+
+def _shares(pairs: Pairs, arrays: dict[str, Any], client: int) -> dict[int, float]:
+    """g = sum of a_j g_j: the share of a_j g_j is its projection on g over the length of g.
+
+    They add up to one; one that points against the sum is negative.
+    """
+    if "last_ids" not in arrays:
+        return {}
+    ids: NDArray[np.int64] = arrays["last_ids"]
+    products = arrays["last_products"].astype(np.float64)
+    mine = pairs.row == client
+    alpha = np.full(pairs.clients, pairs.start)
+    alpha[pairs.column[mine]] += pairs.change[mine]
+    a = alpha[ids]
+    inner = a * (products @ a)
+    total = inner.sum()
+    if not total > 0:  # all weights are zero: there is no auxiliary gradient
+        return dict.fromkeys(ids.tolist(), 0.0)
+    return dict(zip(ids.tolist(), (inner / total).tolist(), strict=True))
+
+
+def figure(reasons: Reasons, path: Path) -> Path:
+    """Save the weights and shares as bars (PNG, SVG, PDF)."""
+    shown = reasons.weights[:MOST][::-1]
+    (left, right), save = drawing(path, (8, 1.6 + 0.3 * len(shown)), columns=2)
+    names = [w.name + (" (itself)" if w.client == reasons.client else "") for w in shown]
+    left.barh(range(len(shown)), [w.weight for w in shown], color="#2a6f97")
+    left.axvline(reasons.start, color="#bc4749", linewidth=1)
+    left.set_yticks(range(len(shown)), names, fontsize=8)
+    left.set_xlabel(f"weight of its risk (line: start, {reasons.start:.3g})")
+    right.barh(range(len(shown)), [100 * (w.share or 0.0) for w in shown], color="#6a994e")
+    right.set_xlabel("share of the last auxiliary gradient, %")
+    left.set_title(f"{reasons.name}, {reasons.method}: whose risks it weighed", fontsize=9)
+    return save()

@@ -1,0 +1,1 @@
+"""Before a run: which settings, how long, how fast."""

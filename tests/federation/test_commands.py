@@ -1,0 +1,171 @@
+"""`pgfed federation ...`: the folders it writes, and one line for every mistake."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import tomli_w
+
+from federation import small
+from pgfed.cli import app as cli
+from pgfed.federation.folders.folder import FederationFolder, SiteFolder, digest, load_experiment
+
+
+def pgfed(capsys, *words) -> tuple[int, str]:
+    """Exit code and what was said."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["federation", *map(str, words)])
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out + said.err
+
+
+def mistake(capsys, *words) -> str:
+    code, said = pgfed(capsys, *words)
+    assert code == 2, said
+    assert said.count("\n") == 1, said
+    return said
+
+
+def test_init_writes_everything(tmp_path, capsys):
+    place = tmp_path / "fed"
+    code, said = pgfed(
+        capsys, "init", place, "--sites", 3, "--server", "fed.example.org:8000",
+        "--classes", "cat,dog", "--shape", "3x32x32",
+    )  # fmt: skip
+    assert code == 0
+    assert "3 seats; inputs 3x32x32, 2 classes" in said
+    folder = FederationFolder(place)
+    experiment, methods = load_experiment(folder.experiment_file)
+    assert list(methods) == ["local", "pgfed"]
+    assert experiment.model.name == "cnn"
+    assert experiment.cohort == 1.0
+    for client in range(3):
+        site = SiteFolder(place / "sites" / f"site-{client:02}")
+        assert site.file.client == client
+        assert digest(site.file, load_experiment(site.experiment_file)[0]) == digest(
+            folder.agreement, experiment
+        )
+        assert (site.path / "site.pub").read_bytes() == folder.key(client).read_bytes()
+        assert stat.S_IMODE(site.key.stat().st_mode) == 0o600
+        assert os.access(site.path / "start.sh", os.X_OK)
+        assert "federation site" in (site.path / "pgfed-site.service").read_text()
+    secrets = {path.name for path in (place / "sites").rglob("*.key")}
+    assert secrets == {"site.key"}  # neither the server's nor the authority's leaves
+    assert "federation server" in (place / "server" / "pgfed-server.service").read_text()
+
+
+def test_classes_and_shape_come_from_the_experiments_data(tmp_path, capsys):
+    assert pgfed(capsys, "init", tmp_path / "fed", "--sites", 2)[0] == 0
+    agreement = FederationFolder(tmp_path / "fed").agreement
+    assert agreement.input_shape == [1, 8, 8]
+    assert agreement.input == "uint8"
+    assert agreement.classes == [str(k) for k in range(10)]
+    assert agreement.seats == 2
+
+
+def experiment(path, **content):
+    path.write_text(tomli_w.dumps(content))
+    return path
+
+
+def test_mistakes_in_init(tmp_path, capsys):
+    wanted = ("init", tmp_path / "fed", "--sites", "2")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    assert "not empty" in mistake(capsys, "init", tmp_path / "full", "--sites", "2")
+    assert "--shape: found '3x32'" in mistake(capsys, *wanted, "--classes", "2", "--shape", "3x32")
+    assert "HOST:PORT" in mistake(capsys, *wanted, "--server", "example.org")
+    assert "port 99999" in mistake(capsys, *wanted, "--server", "example.org:99999")
+    assert "each class once" in mistake(capsys, *wanted, "--shape", "4", "--classes", "a,a")
+    assert "insecure" in mistake(capsys, *wanted, "--insecure", "--server", "10.0.0.1:8000")
+    own = experiment(tmp_path / "own.toml", data={"dataset": "npz:none.npz"})
+    assert "--classes, --shape: needed" in mistake(capsys, *wanted, "--experiment", own)
+    best = experiment(tmp_path / "best.toml", output={"keep": "best"})
+    assert "output.keep" in mistake(capsys, *wanted, "--experiment", best)
+    attack = experiment(tmp_path / "attack.toml", attack={"kind": "noise"})
+    assert "attack.kind" in mistake(capsys, *wanted, "--experiment", attack)
+    new = experiment(tmp_path / "new.toml", data={"new_clients": 0.5})
+    assert "data.new_clients" in mistake(capsys, *wanted, "--experiment", new)
+    bad = experiment(tmp_path / "bad.toml", methods=["pgfedd"])
+    assert "did you mean 'pgfed'" in mistake(capsys, *wanted, "--experiment", bad)
+    assert not (tmp_path / "fed").exists()
+
+
+def test_mistakes_in_folders(tmp_path, capsys):
+    for command in ("server", "run", "status"):
+        assert "federation.toml: missing" in mistake(capsys, command, tmp_path)
+    assert "site.toml: missing" in mistake(capsys, "site", tmp_path)
+    folder = small.make(tmp_path / "f")
+    site = small.site_path(folder.path, 0)
+    text = (site / "site.toml").read_text()
+    data = tomllib.loads(text)["data"]
+    (site / "site.toml").write_text(text.replace(f'data = "{data}"', 'data = ""'))
+    assert "--data: needed" in mistake(capsys, "site", site)
+    (site / "site.toml").write_text(text.replace("client = 0", "client = 3"))
+    assert "client: found 3; allowed: 0 to 2" in mistake(capsys, "site", site)
+    (site / "site.toml").write_text(text.replace("seats = 3", "seats = 0"))
+    assert "seats" in mistake(capsys, "site", site)
+    (site / "site.toml").write_text("nonsense")
+    assert "not valid TOML" in mistake(capsys, "site", site)
+
+
+def test_run_needs_a_server_and_a_place(tmp_path, capsys):
+    folder = small.make(tmp_path)
+    assert "the server does not answer" in mistake(capsys, "run", folder.path)
+    assert "holds no run to go on with" in mistake(capsys, "run", folder.path, "--resume")
+    folder.run.mkdir()
+    (folder.run / "federation.json").write_text("{}")
+    assert "go on with --resume" in mistake(capsys, "run", folder.path)
+
+
+def test_an_edited_file_cannot_open_an_insecure_door(tmp_path, capsys):
+    folder = small.make(tmp_path, "10.0.0.1:8000")
+    for path, command in (
+        (folder.path / "federation.toml", ("server", folder.path)),
+        (small.site_path(folder.path, 0) / "site.toml", ("site", small.site_path(folder.path, 0))),
+    ):
+        path.write_text(path.read_text().replace("insecure = false", "insecure = true"))
+        assert "can be reached from other machines" in mistake(capsys, *command)
+
+
+def test_status_before_and_after_a_run(tmp_path, capsys):
+    from federation.local_grid import grid_of
+    from pgfed.federation.server.conduct import Options, conduct
+    from pgfed.federation.site.answers import Site
+
+    folder = small.make(tmp_path, rounds=1)
+    assert "no run yet" in pgfed(capsys, "status", folder.path)[1]
+    sites = [Site(small.site_folder(folder, i)) for i in range(small.SITES)]
+    conduct(grid_of(sites), folder, Options())
+    capsys.readouterr()
+    code, said = pgfed(capsys, "status", folder.path)
+    assert code == 0
+    assert "finished: pgfed, seed 0, round 1 of 1" in said
+    assert all(f"site-{i:02}" in said for i in range(small.SITES))
+
+
+def test_bad_data_ends_a_site_with_one_line(tmp_path):
+    """The worker finds out, and everything stops: exit code 2 is not tried again."""
+    folder = small.make(tmp_path)
+    site = small.site_path(folder.path, 0)
+    done = subprocess.run(
+        [sys.executable, "-m", "pgfed", "federation", "site", site, "--data", "npz:none.npz"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 2
+    assert "none.npz does not exist" in done.stderr
+
+
+def test_the_commands_start_without_torch_and_flower():
+    code = (
+        "import sys; import pgfed.cli.federation; "
+        "assert not {'torch', 'flwr', 'cryptography'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,153 @@
+"""The first screen in words."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from pgfed.report.rendering import read
+from pgfed.results.differences import meaning, probability, signed
+from pgfed.results.statistics import Comparison
+from pgfed.results.verdict import Verdict, judge
+from report.folders import make_folder
+
+
+def verdict(folder: Path) -> Verdict:
+    (group,) = read([folder])
+    return judge(group)
+
+
+def said(found: Verdict) -> str:
+    return " ".join([found.headline, *found.sentences, *found.caveats])
+
+
+def test_federating_helped(folder: Path) -> None:
+    found = verdict(folder)
+    assert found.headline == "Federating helped 12 of 12 clients."
+    text = said(found)
+    assert "12 clients gained, 0 lost, 0 unchanged" in text
+    assert "minus its control fedavg-local (mu = 0)" in text
+    assert "no measurable difference" in text
+    assert "cannot be told apart from it here" in text
+
+
+def test_federating_did_not_help(tmp_path: Path) -> None:
+    levels = {"fedavg": -0.2, "fedper": -0.1}
+    folder = make_folder(tmp_path / "a", methods=["local", "fedavg", "fedper"], levels=levels)
+    found = verdict(folder)
+    assert found.headline.startswith("Federating did not help: nothing beats training alone (")
+    assert "With fedper" in said(found)
+
+
+def test_no_clear_difference(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a", methods=["local", "fedper"], levels={"fedper": 0.002})
+    found = verdict(folder)
+    assert found.headline in (
+        "Federating made no clear difference on average.",
+        f"Federating did not help: nothing beats training alone{found.headline[55:]}",
+    )
+
+
+def test_a_high_mean_that_is_not_sure_does_not_hide_a_sure_gain(tmp_path: Path) -> None:
+    """fedavg: better on average, but it ruins a third of the clients; fedper: a little for all."""
+    methods = ["local", "fedavg", "fedper"]
+    folder = make_folder(tmp_path / "a", methods=methods, levels={"fedper": 0.05})
+    for seed in (0, 1):
+        path = folder / "fedavg" / f"seed-{seed}" / "clients.csv"
+        local = folder / "local" / f"seed-{seed}" / "clients.csv"
+        rows = list(csv.reader(local.read_text().splitlines()))
+        for i, row in enumerate(rows[1:]):
+            row[7] = str(float(row[7]) + (-0.4 if i % 3 == 0 else 0.35))
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+    found = verdict(folder)
+    assert found.headline.startswith("Federating helped")
+    assert found.sentences[0].startswith("With fedper")
+    assert any(s.startswith("Highest, but less surely: with fedavg") for s in found.sentences)
+
+
+def test_without_local_nobody_can_say_who_gained(tmp_path: Path) -> None:
+    found = verdict(make_folder(tmp_path / "a", methods=["fedavg", "fedper"]))
+    assert "scores highest" in found.headline
+    assert "add local" in said(found)
+
+
+def test_without_the_control_it_is_said(tmp_path: Path) -> None:
+    found = verdict(make_folder(tmp_path / "a", methods=["local", "pgfed"]))
+    assert "add fedavg-local to the methods" in said(found)
+
+
+def test_local_alone(tmp_path: Path) -> None:
+    found = verdict(make_folder(tmp_path / "a", methods=["local"]))
+    assert "no other method was run" in found.headline
+
+
+def test_who_lost_most_is_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a", methods=["local", "fedper"], labels=list("abcdefghijkl"))
+    for seed in (0, 1):
+        path = folder / "fedper" / f"seed-{seed}" / "clients.csv"
+        rows = list(csv.reader(path.read_text().splitlines()))
+        rows[3][7] = "0.01"  # client c
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+    assert "Client c lost most, −" in said(verdict(folder))
+
+
+def test_caveats(tmp_path: Path) -> None:
+    folder = make_folder(
+        tmp_path / "a",
+        clients=6,
+        seeds=[0],
+        settings={"method": {"pgfed": {"lr": 0.01}}},
+    )
+    (folder / "fedavg" / "seed-0" / "clients.csv").unlink()
+    for path in folder.rglob("clients.csv"):
+        text = path.read_text().splitlines()
+        cells = text[1].split(",")
+        cells[3] = "0"
+        cells[4] = cells[5] = cells[7] = ""
+        path.write_text("\n".join([text[0], ",".join(cells), *text[2:]]) + "\n")
+    caveats = verdict(folder).caveats
+    assert "One seed: intervals speak about other clients, not about other seeds." in caveats
+    assert "Only 6 clients: take the intervals as rough." in caveats
+    assert "pgfed and its control fedavg-local also differ in lr." in caveats
+    assert "1 client without test data left out of every mean." in caveats
+    assert any("fedavg, seed 0, has not finished (20 rounds of 20" in c for c in caveats)
+
+
+def test_nobody_has_test_data(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a", clients=3, seeds=[0])
+    for path in folder.rglob("clients.csv"):
+        head, *rows = path.read_text().splitlines()
+        cells = [row.split(",") for row in rows]
+        for row in cells:
+            row[4] = row[5] = row[7] = ""
+        path.write_text("\n".join([head, *(",".join(row) for row in cells)]) + "\n")
+    assert "No client has test data" in verdict(folder).headline
+
+
+@pytest.mark.parametrize(
+    ("low", "mean", "high", "expected"),
+    [
+        (0.01, 0.02, 0.03, "better"),
+        (-0.03, -0.02, -0.01, "worse"),
+        (0.001, 0.002, 0.003, "better, by less than half a point"),
+        (-0.01, 0.02, 0.05, "no measurable difference"),
+    ],
+)
+def test_what_an_interval_means(low: float, mean: float, high: float, expected: str) -> None:
+    assert meaning(Comparison(mean, low, high, 0, 0, 0, 1)) == expected
+
+
+def test_numbers_for_people() -> None:
+    assert signed(0.0123) == "+1.2"
+    assert signed(-0.0123, 2) == "−1.23"
+    assert signed(-0.00001) == "+0.0"
+    assert signed(float("nan")) == "–"
+    assert [probability(p) for p in (0.0001, 0.0222, 0.52)] == [
+        "p < 0.001",
+        "p = 0.022",
+        "p = 0.52",
+    ]
