@@ -242,9 +242,9 @@ def methods(
     from pgfed.cli.terminal import experiment as screens
 
     if show is None:
-        screens.methods({name: algorithms.get(name) for name in algorithms.METHODS})
+        screens.methods({name: entry.summary for name, entry in algorithms.METHODS.items()})
     else:
-        screens.method(algorithms.folder(show), algorithms.get(show))
+        screens.method(algorithms.folder(show), algorithms.summary(show), algorithms.get(show))
 
 
 @app.command()

@@ -19,7 +19,6 @@ from pgfed.engine.client import ClientSide, on_device, one_thread
 from pgfed.engine.replies import collect, overhead_bytes, payload_bytes, refusal, score_refusal
 from pgfed.engine.robust import defended
 from pgfed.engine.store import ClientStore
-from pgfed.methods import alphas as pairs
 from pgfed.methods.contract import (
     Algorithm,
     FederationInfo,
@@ -296,7 +295,7 @@ class Run:
 
     def alpha(self) -> dict[str, Any] | None:
         """The matrix A of the PGFed family: dense up to 2,000 clients, else its touched entries."""
-        return pairs.export(self.server) if "alpha_pairs" in self.server else None
+        return self.algorithm.export(self.server) or None
 
 
 def _common(messages: dict[int, Message]) -> Message:

@@ -28,9 +28,9 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class APFL(Algorithm):
     name = "apfl"
-    summary = "a mixture of an own model and the common one, both trained"
     leaves = {"w": "model", "n": "count"}
     official_momentum = False
+    grid = {"alpha": [0.25, 0.5, 0.75]}
 
     alpha: float = 0.5  # alpha, share of the own model in the mixture
 

@@ -308,13 +308,19 @@ class Algorithm:
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]  # one line for `pgfed methods`
+    summary: ClassVar[str] = ""  # one line for `pgfed methods`; the registry has those of ours
     leaves: ClassVar[dict[str, Kind]]  # what each key of an Update is
     shares: ClassVar[dict[str, Kind]] = {}  # the same for what `share` gives after the last round
     # True where the method has one result, at the end, and not a best over rounds.
     scored_last: ClassVar[bool] = False
     # False where the authors' code trains without momentum (momentum_policy = "official").
     official_momentum: ClassVar[bool] = True
+    # The settings that switch off what the method claims, for an honest comparison; and the
+    # registered method, if there is one, that equals it under these settings.
+    control: ClassVar[dict[str, Any] | None] = None
+    control_twin: ClassVar[str | None] = None
+    new_client_start: ClassVar[str] = "its global model"  # in words: what a new client starts from
+    grid: ClassVar[dict[str, list[Any]]] = {}  # what a sweep tries beside learning rates
 
     train: TrainConfig = field(default_factory=TrainConfig)
 
@@ -377,3 +383,7 @@ class Algorithm:
         """The model a new client starts from."""
         w: Tensor = server["w"]
         return w
+
+    def export(self, server: State) -> dict[str, Any]:
+        """What a run keeps of the server's state beside models, as arrays for a file."""
+        return {}

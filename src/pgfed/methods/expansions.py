@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pgfed.data.federation import Shard
-from pgfed.methods import alphas as pairs
+from pgfed.methods import alphas
 from pgfed.methods.contract import (
     FederationInfo,
     Mean,
@@ -33,13 +33,13 @@ def unknown(w0: Tensor, federation: FederationInfo) -> State:
         "ids": torch.empty(0, dtype=torch.int64),
         "gradients": torch.empty(0, federation.layout.d),
         "r": torch.empty(0),
-        **pairs.empty(federation.clients, federation.cohort),
+        **alphas.empty(federation.clients, federation.cohort),
     }
 
 
 def auxiliary(server: State, cohort: Sequence[int], mu: float) -> Tensor:
     """mu * sum_j alpha_ij grad_j for every client i of the cohort, as one matrix product."""
-    alpha = pairs.matrix(server, cohort, server["ids"])
+    alpha = alphas.matrix(server, cohort, server["ids"])
     return alpha.matmul(server["gradients"]).mul_(mu)
 
 
@@ -59,7 +59,7 @@ def collect(server: State, updates: Mapping[int, Update], mean: Mean) -> State:
     _, r = mean.each(updates, "r")
     return {
         **server,
-        **pairs.with_rows(server, server["ids"], {i: u["alpha"] for i, u in updates.items()}),
+        **alphas.with_rows(server, server["ids"], {i: u["alpha"] for i, u in updates.items()}),
         "w": mean(updates, "w", around=server["w"]),
         "ids": server["ids"].new_tensor(ids),
         "gradients": gradients,

@@ -22,7 +22,6 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Algorithm):
     name = "fedavg"
-    summary = "one model for all: the weighted mean of the clients' models"
     leaves = {"w": "model", "n": "count"}
 
     def local_update(

@@ -27,7 +27,6 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class FedAvgFT(Algorithm):
     name = "fedavg-ft"
-    summary = "control: FedAvg fine-tuned on the client's own data to be scored"
     leaves = {"w": "model", "n": "count"}
 
     ft_epochs: int = 1  # epochs of fine-tuning

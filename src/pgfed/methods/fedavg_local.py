@@ -21,7 +21,6 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class FedAvgLocal(Algorithm):
     name = "fedavg-local"
-    summary = "control: FedAvg scored after local training (PGFed with mu = 0)"
     leaves = {"w": "model", "n": "count"}
 
     def init_client(self, w0: Tensor, client: ClientInfo) -> State:

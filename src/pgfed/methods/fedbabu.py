@@ -39,9 +39,13 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class FedBABU(Algorithm):
     name = "fedbabu"
-    summary = "a common body trained under a fixed random head, fine-tuned to be scored"
     leaves = {"body": "body", "n": "count"}
     scored_last = True
+    new_client_start = (
+        "no trained classifier: the common body, with the untrained classifier that the "
+        "method keeps fixed"
+    )
+    grid = {"ft_lr": [0.1, 0.01, 0.001, 0.0001]}
 
     ft_epochs: int = 1  # E_ft, epochs of fine-tuning, on base and head
     ft_lr: float = 0.001  # eta_ft

@@ -31,8 +31,8 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Algorithm):
     name = "feddyn"
-    summary = "one model for all: local objectives bent towards the common minimum"
     leaves = {"w": "model"}
+    grid = {"a": [0.1, 0.01, 0.001]}
 
     a: float = 0.01  # a, weight of the dynamic regularizer
     clip: float = 0.0  # bound on the norm of each step's gradient; 0 = none

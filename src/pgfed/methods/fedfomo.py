@@ -27,7 +27,7 @@ from torch import Tensor
 
 from pgfed.data.federation import Shard
 from pgfed.errors import need
-from pgfed.methods import alphas as pairs
+from pgfed.methods import alphas
 from pgfed.methods.contract import (
     Algorithm,
     ClientInfo,
@@ -45,10 +45,13 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class FedFomo(Algorithm):
     name = "fedfomo"
-    summary = "each client mixes the models that lower its own validation loss"
     leaves = {"w": "model", "weights": "row", "n": "count"}
     shares = {"w": "model", "n": "count"}
     official_momentum = False
+    new_client_start = (
+        "no global model: the mean of all clients' models instead, "
+        "weighted by their training samples"
+    )
 
     candidates: int = 8  # M_f, most models a client receives in a round
     validation_share: float = 0.2  # of the training data, its end: never trained on
@@ -79,7 +82,7 @@ class FedFomo(Algorithm):
         """The rows of the models to send: those of the M_f clients with the largest P_ij."""
         ids = server["ids"]
         met = client * server["clients"] + ids
-        p = pairs.find(server["pairs"], server["preference"], met, 0.0) + (ids == client)
+        p = alphas.find(server["pairs"], server["preference"], met, 0.0) + (ids == client)
         return torch.sort(p, descending=True, stable=True).indices[: self.candidates].sort().values
 
     def messages(self, server: State, cohort: Sequence[int]) -> dict[int, Message]:
@@ -133,7 +136,7 @@ class FedFomo(Algorithm):
         met = torch.cat([i * server["clients"] + last[self.chosen(server, i)] for i in updates])
         gained = torch.cat([update["weights"] for update in updates.values()])
         met, gained = met[gained > 0], gained[gained > 0]
-        known, p = pairs.merge(known, met, (p, pairs.find(known, p, met, 0.0) + gained))
+        known, p = alphas.merge(known, met, (p, alphas.find(known, p, met, 0.0) + gained))
         ids, models = mean.each(updates, "w")
         new = {"ids": last.new_tensor(ids), "models": models, "pairs": known, "preference": p}
         return {**server, **new}

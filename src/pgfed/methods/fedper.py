@@ -35,9 +35,12 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class FedPer(Algorithm):
     name = "fedper"
-    summary = "a common body under each client's own head, trained together"
     leaves = {"body": "body", "n": "count"}
     shares = {"head": "head", "n": "count"}
+    new_client_start = (
+        "no global classifier: the common body, with the mean of all clients' classifiers, "
+        "weighted by their training samples"
+    )
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
         body, head = federation.layout.split(w0)

@@ -44,10 +44,13 @@ from pgfed.model.task import EVALUATION_BATCH, Task
 @dataclass(frozen=True, kw_only=True)
 class FedRep(Algorithm):
     name = "fedrep"
-    summary = "a common body under each client's own head, trained in turns"
     leaves = {"body": "body", "n": "count"}
     shares = {"head": "head", "n": "count"}
     official_momentum = False
+    new_client_start = (
+        "no global classifier: the common body, with the mean of all clients' classifiers, "
+        "weighted by their training samples"
+    )
 
     head_epochs: int = 5  # E_h, epochs on the head before those on the base
 

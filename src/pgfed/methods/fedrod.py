@@ -34,7 +34,6 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class FedRoD(Algorithm):
     name = "fedrod"
-    summary = "a generic model for balanced classes, plus each client's own linear head"
     leaves = {"w": "model", "n": "count"}
     official_momentum = False
 

@@ -41,9 +41,12 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class LGFedAvg(Algorithm):
     name = "lg-fedavg"
-    summary = "each client's own body under a common head"
     leaves = {"head": "head", "n": "count"}
     shares = {"body": "body", "n": "count"}
+    new_client_start = (
+        "no global body: the common classifier, on the mean of all clients' bodies, "
+        "weighted by their training samples"
+    )
 
     lg_two_pass: bool = False  # step base and head in turns, each on a pass of its own
 

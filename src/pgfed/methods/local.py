@@ -32,8 +32,8 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class Local(Algorithm):
     name = "local"
-    summary = "every client trains alone; nothing travels"
     leaves = {}
+    new_client_start = "no global model: the untrained start that all clients shared"
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
         return {"w0": w0}

@@ -33,9 +33,9 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg(Algorithm):
     name = "per-fedavg"
-    summary = "one model for all, meta-learned to be adapted by one gradient step"
     leaves = {"w": "model", "n": "count"}
     official_momentum = False
+    grid = {"alpha": [0.1, 0.01, 0.001, 0.0001]}
 
     alpha: float = 0.01  # alpha, the adaptation's step
     adapt_lr: Literal["alpha", "beta"] = "alpha"  # its length when a client is scored

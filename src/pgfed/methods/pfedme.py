@@ -44,8 +44,8 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(Algorithm):
     name = "pfedme"
-    summary = "a personal model on a leash to the common one (Moreau envelopes)"
     leaves = {"w": "model", "n": "count"}
+    grid = {"lr": [0.01, 0.001, 0.0001]}  # lr times lambda may not exceed 1
 
     inner_steps: int = 5  # K, gradient steps per mini-batch
     lam: float = 15.0  # lambda, strength of the leash

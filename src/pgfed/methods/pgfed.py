@@ -8,7 +8,7 @@ their first-order expansions at the models theta_j of the last round, so that wh
 of them is one vector, the auxiliary gradient.
 
 Symbols: theta -> server["w"]; grad f_j(theta_j) -> server["gradients"] (rows in the order of
-server["ids"] = S_{t-1}); r_j = f_j(theta_j) - grad_j . theta_j -> "r"; A -> pairs.py; theta_i ->
+server["ids"] = S_{t-1}); r_j = f_j(theta_j) - grad_j . theta_j -> "r"; A -> alphas.py; theta_i ->
 state["w"]; v_i -> state["v"]; g~_i -> message["aux"]; g-bar -> message["mean_gradient"];
 mu r_j -> message["risks"]; eta_2 -> alpha_lr.
 
@@ -25,14 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from pgfed.data.federation import Shard
 from pgfed.errors import need
-from pgfed.methods import alphas as pairs
-from pgfed.methods import expansions as risks
+from pgfed.methods import alphas, expansions
 from pgfed.methods.contract import (
     Algorithm,
     ClientInfo,
@@ -50,8 +49,10 @@ from pgfed.model.task import Task
 @dataclass(frozen=True, kw_only=True)
 class PGFed(Algorithm):
     name = "pgfed"
-    summary = "each client's objective holds the others' risks, weighed by learned alphas"
     leaves = {"w": "model", "gradient": "gradient", "r": "scalar", "alpha": "row", "n": "count"}
+    control = {"mu": 0.0}
+    control_twin = "fedavg-local"
+    grid = {"mu": [0.1, 0.05, 0.01, 0.005, 0.001]}
 
     mu: float = 0.1  # mu, weight of the other clients' risks
     alpha_lr: float = 0.01  # eta_2, step of the alphas
@@ -66,15 +67,15 @@ class PGFed(Algorithm):
         need(self.alpha_lr >= 0, "method.pgfed.alpha_lr", ">= 0", self.alpha_lr)
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
-        return risks.unknown(w0, federation)
+        return expansions.unknown(w0, federation)
 
     def init_client(self, w0: Tensor, client: ClientInfo) -> State:
-        return {"w": w0, **pairs.empty_row(client.federation.cohort)}
+        return {"w": w0, **alphas.empty_row(client.federation.cohort)}
 
     def messages(self, server: State, cohort: Sequence[int]) -> dict[int, Message]:
         if not len(server["ids"]):  # round 1, or nobody answered in the last one
             return {i: {"w": server["w"]} for i in cohort}
-        aux = risks.auxiliary(server, cohort, self.mu)
+        aux = expansions.auxiliary(server, cohort, self.mu)
         shared = {
             "w": server["w"],
             **self._slope(server["gradients"]),
@@ -93,7 +94,7 @@ class PGFed(Algorithm):
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
         ids = message.get("ids", state["alpha_ids"][:0])
-        alpha, post = pairs.row(state, ids), self.alpha_order == "post"
+        alpha, post = alphas.row(state, ids), self.alpha_order == "post"
         slope = message.get("gradients", message.get("mean_gradient"))
 
         def descend_alpha(theta: Tensor) -> None:
@@ -113,12 +114,12 @@ class PGFed(Algorithm):
             before=None if post else descend_alpha,
             after=descend_alpha if post else None,
         )
-        risk = risks.expand(task, theta, data, rng, self.train, full=self.full_grad)
-        new = {"w": theta, **pairs.with_row(state, ids, alpha), **self.keep(v=v)}
+        risk = expansions.expand(task, theta, data, rng, self.train, full=self.full_grad)
+        new = {"w": theta, **alphas.with_row(state, ids, alpha), **self.keep(v=v)}
         return new, {"w": theta, **risk, "alpha": alpha, "n": len(data)}
 
     def aggregate(self, server: State, updates: Mapping[int, Update], mean: Mean) -> State:
-        return risks.collect(server, updates, mean)
+        return expansions.collect(server, updates, mean)
 
     def public(self, server: State) -> Message:
         return {}
@@ -128,3 +129,6 @@ class PGFed(Algorithm):
     ) -> Tensor:
         w: Tensor = state["w"]  # as left by the client's last participation
         return w
+
+    def export(self, server: State) -> dict[str, Any]:
+        return alphas.export(server)

@@ -3,32 +3,66 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pgfed.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from pgfed.methods.contract import Algorithm
 
-# name -> module:class; the order is the order of tables.
+
+class Entry(NamedTuple):
+    """A registered method."""
+
+    home: str  # module:class
+    summary: str  # one line for `pgfed methods`, which does without torch
+
+
+# The order is the order of tables.
 METHODS = {
-    "local": "local:Local",
-    "fedavg": "fedavg:FedAvg",
-    "fedavg-local": "fedavg_local:FedAvgLocal",
-    "fedavg-ft": "fedavg_ft:FedAvgFT",
-    "feddyn": "feddyn:FedDyn",
-    "pfedme": "pfedme:PFedMe",
-    "fedfomo": "fedfomo:FedFomo",
-    "apfl": "apfl:APFL",
-    "fedrep": "fedrep:FedRep",
-    "lg-fedavg": "lg_fedavg:LGFedAvg",
-    "fedper": "fedper:FedPer",
-    "per-fedavg": "per_fedavg:PerFedAvg",
-    "fedrod": "fedrod:FedRoD",
-    "fedbabu": "fedbabu:FedBABU",
-    "pgfed": "pgfed:PGFed",
-    "pgfed-mo": "pgfed_mo:PGFedMo",
-    "pgfed-ce": "pgfed_ce:PGFedCE",
+    "local": Entry("local:Local", "every client trains alone; nothing travels"),
+    "fedavg": Entry("fedavg:FedAvg", "one model for all: the weighted mean of the clients' models"),
+    "fedavg-local": Entry(
+        "fedavg_local:FedAvgLocal",
+        "control: FedAvg scored after local training (PGFed with mu = 0)",
+    ),
+    "fedavg-ft": Entry(
+        "fedavg_ft:FedAvgFT", "control: FedAvg fine-tuned on the client's own data to be scored"
+    ),
+    "feddyn": Entry(
+        "feddyn:FedDyn", "one model for all: local objectives bent towards the common minimum"
+    ),
+    "pfedme": Entry(
+        "pfedme:PFedMe", "a personal model on a leash to the common one (Moreau envelopes)"
+    ),
+    "fedfomo": Entry(
+        "fedfomo:FedFomo", "each client mixes the models that lower its own validation loss"
+    ),
+    "apfl": Entry("apfl:APFL", "a mixture of an own model and the common one, both trained"),
+    "fedrep": Entry(
+        "fedrep:FedRep", "a common body under each client's own head, trained in turns"
+    ),
+    "lg-fedavg": Entry("lg_fedavg:LGFedAvg", "each client's own body under a common head"),
+    "fedper": Entry(
+        "fedper:FedPer", "a common body under each client's own head, trained together"
+    ),
+    "per-fedavg": Entry(
+        "per_fedavg:PerFedAvg", "one model for all, meta-learned to be adapted by one gradient step"
+    ),
+    "fedrod": Entry(
+        "fedrod:FedRoD", "a generic model for balanced classes, plus each client's own linear head"
+    ),
+    "fedbabu": Entry(
+        "fedbabu:FedBABU",
+        "a common body trained under a fixed random head, fine-tuned to be scored",
+    ),
+    "pgfed": Entry(
+        "pgfed:PGFed", "each client's objective holds the others' risks, weighed by learned alphas"
+    ),
+    "pgfed-mo": Entry("pgfed_mo:PGFedMo", "PGFed with momentum on the auxiliary gradient"),
+    "pgfed-ce": Entry(
+        "pgfed_ce:PGFedCE", "PGFed with a fifth less traffic: alphas step along a constant gradient"
+    ),
 }
 
 
@@ -44,10 +78,15 @@ def get(name: str) -> type[Algorithm]:
         return found
     if name not in METHODS:
         raise unknown("methods", name, METHODS)
-    module, _, cls = METHODS[name].partition(":")
+    module, _, cls = METHODS[name].home.partition(":")
     return getattr(importlib.import_module(f"pgfed.methods.{module}"), cls)  # type: ignore[no-any-return]
 
 
 def folder(name: str) -> str:
     """The name of the method's folder in a run: the class name in lower case for a user's own."""
     return name.partition(":")[2].lower() if ":" in name else name
+
+
+def summary(name: str) -> str:
+    """What a method does, in one line."""
+    return METHODS[name].summary if name in METHODS else get(name).summary

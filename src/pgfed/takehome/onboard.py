@@ -22,6 +22,7 @@ from pgfed.data.federation import Federation, Shard, build_seat
 from pgfed.engine.client import one_thread
 from pgfed.engine.durable import write_atomic
 from pgfed.errors import UserError
+from pgfed.methods import registry as algorithms
 from pgfed.methods.contract import Rng, TrainConfig, fine_tuned
 from pgfed.model.networks import make_task
 from pgfed.model.task import Task
@@ -34,22 +35,6 @@ ALONE = "local"
 VALIDATION = 0.2  # of the training data, where the run has no validation share of its own
 FILE = "model.safetensors"
 TRAINED = ("batch_size", "lr", "momentum")  # settings of the fine-tuning
-
-# What a new client starts from, for the methods whose server does not hold one whole model.
-SUBSTITUTES = {
-    "local": "no global model: the untrained start that all clients shared",
-    "fedfomo": "no global model: the mean of all clients' models instead, weighted by their "
-    "training samples",
-    "fedrep": "no global classifier: the common body, with the mean of all clients' classifiers, "
-    "weighted by their training samples",
-    "fedper": "no global classifier: the common body, with the mean of all clients' classifiers, "
-    "weighted by their training samples",
-    "lg-fedavg": "no global body: the common classifier, on the mean of all clients' bodies, "
-    "weighted by their training samples",
-    "fedbabu": "no trained classifier: the common body, with the untrained classifier that the "
-    "method keeps fixed",
-}
-WHOLE = "its global model"
 
 
 @dataclass(frozen=True)
@@ -166,7 +151,7 @@ def onboard(
     with one_thread():
         for name, (theta, source) in starts.items():
             curve, best, tuned = tune(task, theta, site, streams, train)
-            start = SUBSTITUTES.get(run.experiment.base(name), WHOLE)
+            start = algorithms.get(run.experiment.base(name)).new_client_start
             newcomers.append(Newcomer(name, start, source, curve, best, task.named(tuned)))
     return Onboarding(data, chosen, train, site, newcomers)
 

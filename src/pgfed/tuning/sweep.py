@@ -33,19 +33,8 @@ Grid = dict[str, list[Any]]  # key of [method.NAME] -> values
 
 VALIDATION_SHARE = 0.1  # where the experiment has none
 
-# What the paper tunes. It says nothing about the alphas' step, nor about the batch size.
-_RATES = [0.1, 0.01, 0.001, 0.0001]
-_MU = [0.1, 0.05, 0.01, 0.005, 0.001]
-PAPER: dict[str, Grid] = {
-    "feddyn": {"a": [0.1, 0.01, 0.001]},
-    "pfedme": {"lr": _RATES[1:]},  # lr times lambda may not exceed 1
-    "apfl": {"alpha": [0.25, 0.5, 0.75]},
-    "per-fedavg": {"alpha": _RATES},
-    "fedbabu": {"ft_lr": _RATES},
-    "pgfed": {"mu": _MU},
-    "pgfed-mo": {"mu": _MU, "beta": [0.2, 0.5, 0.8]},
-    "pgfed-ce": {"mu": _MU},
-}
+# What the paper tunes for every method; what else it tunes stands with each of them (`grid`).
+RATES = [0.1, 0.01, 0.001, 0.0001]
 
 
 @dataclass(frozen=True)
@@ -93,7 +82,8 @@ def grids(experiment: Experiment, options: Sequence[str] = ()) -> dict[str, Grid
     folders = [algorithms.folder(name) for name in experiment.methods]
     own = [f for f in folders if BASE not in experiment.method.get(f, {})]
     if not given:
-        return {folder: {"lr": _RATES, **PAPER.get(folder, {})} for folder in own}
+        classes = {algorithms.folder(name): algorithms.get(name) for name in experiment.methods}
+        return {folder: {"lr": RATES, **classes[folder].grid} for folder in own}
     found: dict[str, Grid] = {folder: {} for folder in folders}
     # Those of one method last: they count more.
     for key, values in sorted(given.items(), key=lambda item: item[0].startswith("method.")):

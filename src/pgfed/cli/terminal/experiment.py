@@ -111,16 +111,16 @@ def _shares(row: Mapping[str, Any], names: Sequence[str]) -> str:
     return ", ".join(f"{names[k]} {counts[k]}" for k in largest if counts[k]) + ", ..."
 
 
-def methods(classes: Mapping[str, type[Algorithm]]) -> None:
-    console().print(table(("method", "what it does"), [(k, c.summary) for k, c in classes.items()]))
+def methods(summaries: Mapping[str, str]) -> None:
+    console().print(table(("method", "what it does"), summaries.items()))
 
 
-def method(name: str, cls: type[Algorithm]) -> None:
+def method(name: str, summary: str, cls: type[Algorithm]) -> None:
     """Its settings, what leaves a site, what the server sees."""
     from pgfed.config import description as explain
 
     screen = console()
-    screen.print(f"{name}: {cls.summary}", markup=False, soft_wrap=True)
+    screen.print(f"{name}: {summary}", markup=False, soft_wrap=True)
     own, shared = explain.settings(cls)
     for title, found in ((f"method.{name}", own), ("train", shared)):
         if found:
