@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pgfed.data.federation import Federation, Shard
-from pgfed.methods.contract import draw_cohort
+from pgfed.methods.randomness import draw_cohort
 
 SCORING_BATCH = 256
 LR, MOMENTUM, MU, ALPHA_LR = 0.001, 0.9, 0.1, 0.01

@@ -17,7 +17,7 @@ import torch
 from benchmarks.plain import PlainLoop
 from benchmarks.text import show, table, verdict
 from pgfed.engine.backends.process import available_cores
-from pgfed.methods.contract import TrainConfig
+from pgfed.methods.settings import TrainConfig
 from pgfed.methods.registry import METHODS, get
 from pgfed.model.networks import CNN
 from pgfed.results.formats import percent

@@ -24,7 +24,10 @@ from pgfed.engine.backends.process import available_cores
 from pgfed.engine.client import become_worker
 from pgfed.methods import alphas as pairs
 from pgfed.methods import expansions as risks
-from pgfed.methods.contract import Rng, TrainConfig, batches, mean_gradient, sgd
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
+from pgfed.methods.contract import batches, mean_gradient
+from pgfed.methods.steps import sgd
 from pgfed.methods.pgfed import PGFed
 from pgfed.model.networks import make_task
 from pgfed.model.task import Task

@@ -11,7 +11,7 @@ from statistics import median
 from benchmarks.plain import PlainLoop
 from benchmarks.text import show, table, verdict
 from pgfed.engine.backends.process import available_cores
-from pgfed.methods.contract import TrainConfig
+from pgfed.methods.settings import TrainConfig
 from pgfed.methods.registry import get
 from pgfed.tuning.speed import EPOCHS, Lane, in_turns, random_federation
 

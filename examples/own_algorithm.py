@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pgfed.data.federation import Shard
-from pgfed.methods.contract import Algorithm, Message, Rng, State, Update, sgd
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.values import Message, State, Update
+from pgfed.methods.randomness import Rng
+from pgfed.methods.steps import sgd
 from pgfed.model.task import Task
 
 

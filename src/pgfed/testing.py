@@ -26,7 +26,11 @@ from pgfed.engine.checkpoints import Checkpoints
 from pgfed.engine.durable import state_from_bytes, state_to_bytes
 from pgfed.engine.rounds import Run
 from pgfed.engine.store import ClientStore
-from pgfed.methods.contract import Algorithm, Mean, Rng, State, TrainConfig, draw_cohort
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.averaging import Mean
+from pgfed.methods.randomness import Rng, draw_cohort
+from pgfed.methods.values import State
+from pgfed.methods.settings import TrainConfig
 
 CLIENTS, COHORT, ROUNDS = 6, 3, 4
 TRAIN = TrainConfig(epochs=2, batch_size=8, lr=0.05)

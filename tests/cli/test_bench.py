@@ -11,7 +11,9 @@ import torch
 from cli.cli_tools import Done
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
-from pgfed.methods.contract import Rng, TrainConfig, mean_gradient
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
+from pgfed.methods.contract import mean_gradient
 from pgfed.methods.registry import METHODS
 from pgfed.tuning import speed as bench
 from pgfed.tuning.speed import GradientPass, Lane, Speed, measure, random_federation

@@ -12,7 +12,7 @@ import tomli_w
 from pgfed.config.experiment import Experiment, Train, data_root, from_dict, load, make_methods
 from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
-from pgfed.methods.contract import TrainConfig
+from pgfed.methods.settings import TrainConfig
 
 
 def test_every_key_has_a_default() -> None:

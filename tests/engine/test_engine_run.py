@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pgfed.engine.backends.base import Payload, Serial
-from pgfed.methods.contract import Message, State, draw_cohort, generator
+from pgfed.methods.values import Message, State
+from pgfed.methods.randomness import draw_cohort, generator
 from pgfed.methods.registry import METHODS, get
 from pgfed.testing import (
     CLIENTS,

@@ -20,7 +20,10 @@ from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import Process
 from pgfed.engine.client import ClientError
 from pgfed.errors import UserError
-from pgfed.methods.contract import Algorithm, Message, Rng, State, Update, sgd
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.values import Message, State, Update
+from pgfed.methods.randomness import Rng
+from pgfed.methods.steps import sgd
 from pgfed.methods.registry import get
 from pgfed.model.task import Task
 from pgfed.testing import check_equal, make, outcome, small_model, started, trivial_federation

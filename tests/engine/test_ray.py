@@ -31,7 +31,10 @@ from pgfed.engine.backends.ray import Ray
 from pgfed.engine.client import ClientError
 from pgfed.engine.rounds import Run
 from pgfed.errors import UserError
-from pgfed.methods.contract import Algorithm, Message, Rng, State, TrainConfig, Update, draw_cohort
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.values import Message, State, Update
+from pgfed.methods.randomness import Rng, draw_cohort
+from pgfed.methods.settings import TrainConfig
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.pgfed_mo import PGFedMo
 from pgfed.methods.registry import METHODS, get

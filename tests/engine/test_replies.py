@@ -13,9 +13,9 @@ import torch
 from pgfed.engine.backends.base import Payload, Serial
 from pgfed.engine.replies import collect, refusal, score_refusal
 from pgfed.engine.rounds import Run
-from pgfed.methods.contract import Kind, Message, State, Update
+from pgfed.methods.values import Kind, Message, State, Update
 from pgfed.methods.registry import METHODS, get
-from pgfed.model.task import Layout
+from pgfed.model.layout import Layout
 from pgfed.testing import TRAIN, check_equal, outcome, small_model, trivial_federation
 
 LIAR, ROUND = 2, 3  # who sends the bad reply, and when: PGFed's first full message is round 2's

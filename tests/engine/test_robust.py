@@ -14,7 +14,8 @@ from torch import Tensor
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.robust import AGGREGATIONS, Krum, NormClip, TrimmedMean, make_mean
 from pgfed.errors import UserError
-from pgfed.methods.contract import Kind, Mean, Update
+from pgfed.methods.values import Kind, Update
+from pgfed.methods.averaging import Mean
 from pgfed.methods.registry import METHODS, get
 from pgfed.testing import TRAIN, check_equal, outcome, small_model, started, trivial_federation
 

@@ -9,7 +9,7 @@ import torch
 
 from pgfed.engine.durable import DamagedFile
 from pgfed.engine.store import ClientStore
-from pgfed.methods.contract import State
+from pgfed.methods.values import State
 from pgfed.methods.registry import METHODS, get
 from pgfed.testing import check_equal, make, outcome, started
 

@@ -20,7 +20,7 @@ from pgfed.engine.durable import read_state
 from pgfed.engine.rounds import Run
 from pgfed.federation.folders import folder as folders
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder, load_experiment
-from pgfed.methods.contract import State
+from pgfed.methods.values import State
 
 SITES = 3
 EXPERIMENT: dict[str, Any] = {

@@ -17,7 +17,7 @@ from pgfed.federation.flower.records import pack, unpack
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import holds_claim, load_public
 from pgfed.federation.site.answers import Site, States
-from pgfed.methods.contract import draw_cohort
+from pgfed.methods.randomness import draw_cohort
 
 RUN = secrets.token_hex(16)
 NODE = 1001

@@ -25,9 +25,9 @@ from pgfed.engine.backends.base import Payload, Serial
 from pgfed.engine.replies import MAX_SAMPLES, collect, refusal, score_refusal
 from pgfed.engine.rounds import Run
 from pgfed.federation.flower.records import _UNREADABLE, RAW, BadRecord, field, pack, unpack
-from pgfed.methods.contract import Message, State
+from pgfed.methods.values import Message, State
 from pgfed.methods.registry import get
-from pgfed.model.task import Layout
+from pgfed.model.layout import Layout
 from pgfed.testing import TRAIN, check_equal, outcome, small_model, trivial_federation
 
 numbers = st.one_of(

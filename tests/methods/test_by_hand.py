@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
-from pgfed.methods.contract import Algorithm, Rng, TrainConfig, draw_cohort
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.randomness import Rng, draw_cohort
+from pgfed.methods.settings import TrainConfig
 from pgfed.methods.fedavg_local import FedAvgLocal
 from pgfed.methods.pgfed import PGFed
 from pgfed.methods.pgfed_mo import PGFedMo

@@ -14,7 +14,8 @@ from torch.func import functional_call
 from pgfed.data.federation import Shard
 from pgfed.errors import UserError
 from pgfed.model.networks import CNN, MLP, make_task
-from pgfed.model.task import Layout, Task
+from pgfed.model.layout import Layout
+from pgfed.model.task import Task
 
 
 class Residual(nn.Module):

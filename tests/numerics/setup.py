@@ -14,7 +14,8 @@ from numerics.reference import Array, TorchNet
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
-from pgfed.methods.contract import Algorithm, Rng, draw_cohort
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.randomness import Rng, draw_cohort
 from pgfed.model.networks import Factory
 from pgfed.model.task import Task
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from numerics.reference import Array, Net, problem
 from numerics.setup import cohorts, held, make_run
 from pgfed.engine.rounds import Run
-from pgfed.methods.contract import Algorithm, Rng, TrainConfig
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
 
 SEED, CLIENTS, COHORT, ROUNDS = 3, 8, 3, 4
 NET = Net(features=4, hidden=5, classes=3)

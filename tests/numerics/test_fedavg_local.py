@@ -14,7 +14,11 @@ from numerics.reference import Array, Net, TorchNet, problem
 from numerics.setup import cohorts, make_run
 from pgfed.data.federation import Shard
 from pgfed.engine.rounds import Run
-from pgfed.methods.contract import Algorithm, Mean, Rng, TrainConfig, batches, sgd
+from pgfed.methods.contract import Algorithm, batches
+from pgfed.methods.averaging import Mean
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
+from pgfed.methods.steps import sgd
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.fedavg_local import FedAvgLocal
 from pgfed.methods.local import Local

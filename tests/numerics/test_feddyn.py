@@ -9,7 +9,9 @@ import torch
 from numerics.reference import Net, problem
 from numerics.setup import batch_orders, cohorts, finish, float64, held, make_run, normed_network
 from pgfed.errors import UserError
-from pgfed.methods.contract import Mean, Rng, TrainConfig
+from pgfed.methods.averaging import Mean
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.feddyn import FedDyn
 

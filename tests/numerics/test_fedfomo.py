@@ -9,7 +9,8 @@ import torch
 from numerics.reference import Net, problem
 from numerics.setup import batch_orders, cohorts, finish, float64, held, make_run, normed_network
 from pgfed.errors import UserError
-from pgfed.methods.contract import Rng, TrainConfig
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
 from pgfed.methods.fedfomo import FedFomo
 from pgfed.methods.local import Local
 

@@ -24,7 +24,7 @@ from numerics.stepping import (
     start,
 )
 from pgfed.errors import UserError
-from pgfed.methods.contract import Rng
+from pgfed.methods.randomness import Rng
 from pgfed.methods.fedbabu import FedBABU
 from pgfed.methods.fedrep import FedRep
 

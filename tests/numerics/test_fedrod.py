@@ -27,7 +27,7 @@ from numerics.stepping import (
     start,
 )
 from pgfed.errors import UserError
-from pgfed.methods.contract import Rng
+from pgfed.methods.randomness import Rng
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.fedrod import FedRoD
 from pgfed.model.task import Task

@@ -18,7 +18,9 @@ from numerics.setup import (
     quadratic,
 )
 from pgfed.errors import UserError
-from pgfed.methods.contract import Mean, Rng, TrainConfig
+from pgfed.methods.averaging import Mean
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
 from pgfed.methods.pfedme import PFedMe
 
 N, M, ROUNDS = 5, 3, 4

@@ -20,7 +20,9 @@ from numerics.reference import Array, Net, TorchNet, problem
 from numerics.setup import cohorts, federation
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
-from pgfed.methods.contract import Algorithm, Rng, TrainConfig
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
 from pgfed.methods.pgfed import PGFed
 from pgfed.methods.pgfed_ce import PGFedCE
 from pgfed.methods.pgfed_mo import PGFedMo

@@ -19,17 +19,11 @@ from numerics.setup import cohorts, make_run
 from pgfed.data.federation import Shard
 from pgfed.engine.rounds import Run
 from pgfed.methods import alphas as pairs
-from pgfed.methods.contract import (
-    Algorithm,
-    ClientInfo,
-    FederationInfo,
-    Mean,
-    Message,
-    Rng,
-    State,
-    TrainConfig,
-    Update,
-)
+from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
+from pgfed.methods.averaging import Mean
+from pgfed.methods.values import Message, State, Update
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.fedavg_local import FedAvgLocal
 from pgfed.methods.pgfed import PGFed

@@ -21,13 +21,17 @@ from numerics.stepping import CLIENTS, COHORT, LOST, NET, PROBLEM, ROUNDS, SEED,
 from pgfed.data.federation import Shard
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
-from pgfed.methods.contract import Algorithm, ClientInfo, Message, Rng, State, Update, sgd
+from pgfed.methods.contract import Algorithm, ClientInfo
+from pgfed.methods.values import Message, State, Update
+from pgfed.methods.randomness import Rng
+from pgfed.methods.steps import sgd
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.fedper import FedPer
 from pgfed.methods.lg_fedavg import LGFedAvg
 from pgfed.methods.local import Local
 from pgfed.model.networks import Factory
-from pgfed.model.task import Layout, Task
+from pgfed.model.layout import Layout
+from pgfed.model.task import Task
 
 Mask = Callable[[Layout], Tensor]
 

@@ -22,7 +22,8 @@ from pgfed.config.experiment import from_dict
 from pgfed.data.federation import Federation
 from pgfed.engine.runs import load_federation
 from pgfed.errors import UserError
-from pgfed.methods.contract import Rng, TrainConfig
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
 from pgfed.model.networks import make_task
 from pgfed.model.task import Task
 from pgfed.paper import explicit, new_clients

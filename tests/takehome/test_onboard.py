@@ -18,7 +18,7 @@ from cli.cli_tools import Done, blobs
 from pgfed.api import Result
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, Shard, build_seat
-from pgfed.methods.contract import Rng
+from pgfed.methods.randomness import Rng
 from pgfed.takehome.onboard import Epoch, _better
 from takehome.pictures import CLASSES, pictures
 

@@ -154,7 +154,7 @@ def new_clients(
 
     from pgfed.config import experiment as experiments
     from pgfed.engine.runs import load_federation
-    from pgfed.methods.contract import TrainConfig
+    from pgfed.methods.settings import TrainConfig
     from pgfed.paper import new_clients as study
 
     everyone, _ = load_federation(

@@ -35,7 +35,7 @@ SEES = {
 
 def settings(cls: type[Algorithm]) -> tuple[list[Parameter], list[Parameter]]:
     """The method's own fields, and those of local training with the bounds of [train]."""
-    from pgfed.methods.contract import TrainConfig
+    from pgfed.methods.settings import TrainConfig
 
     bounds = Train.model_fields
     shared = [replace(p, type=Annotated[p.type, bounds[p.name]]) for p in parameters(TrainConfig)]

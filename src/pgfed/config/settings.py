@@ -50,7 +50,7 @@ def make(
     cls: type[Algorithm], table: Mapping[str, Any], train: Table, at: str
 ) -> tuple[Algorithm, dict[str, Any]]:
     """The method with the values of its table over those of [train]; also the complete table."""
-    from pgfed.methods.contract import TrainConfig
+    from pgfed.methods.settings import TrainConfig
 
     own = {p.name: p for p in parameters(cls)}
     train_keys = list(type(train).model_fields)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pgfed.data.federation import Shard
 from pgfed.errors import UserError, unknown
-from pgfed.methods.contract import Kind, Message, Rng, Update, generator
+from pgfed.methods.values import Kind, Message, Update
+from pgfed.methods.randomness import Rng, generator
 
 ATTACKS = ("sign-flip", "scale", "noise", "label-flip")
 

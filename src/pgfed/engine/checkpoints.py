@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pgfed.engine.durable import DamagedFile, read_state, sha256, state_to_bytes, write_atomic
 from pgfed.engine.store import ClientStore, Entry
-from pgfed.methods.contract import State
+from pgfed.methods.values import State
 
 if TYPE_CHECKING:
     from pgfed.engine.rounds import Run

@@ -16,16 +16,9 @@ from torch import Tensor
 from pgfed.data.federation import Federation
 from pgfed.engine.attacks import Attack
 from pgfed.errors import UserError
-from pgfed.methods.contract import (
-    Algorithm,
-    ClientInfo,
-    FederationInfo,
-    Message,
-    Rng,
-    State,
-    generator,
-    torch_stream,
-)
+from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
+from pgfed.methods.values import Message, State
+from pgfed.methods.randomness import Rng, generator, torch_stream
 from pgfed.model.task import Task
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pgfed.errors import OneLine, UserError
 
 if TYPE_CHECKING:
-    from pgfed.methods.contract import State
+    from pgfed.methods.values import State
 
 
 class DamagedFile(OneLine):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pgfed.methods.contract import Kind, Message, State, Update
-from pgfed.model.task import Layout
+from pgfed.methods.values import Kind, Message, State, Update
+from pgfed.model.layout import Layout
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 MAX_SAMPLES = 10**8  # nobody holds more: a larger claim is a mistake, or wants to outweigh others

@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 from pgfed.errors import UserError, unknown
-from pgfed.methods.contract import Kind, Mean, Update
+from pgfed.methods.values import Kind, Update
+from pgfed.methods.averaging import Mean
 
 AGGREGATIONS = ("mean", "median", "trimmed-mean", "krum", "norm-clip")
 ATTACKERS = 0.2  # share of the replies of a round, unless the experiment says otherwise

@@ -19,16 +19,10 @@ from pgfed.engine.client import ClientSide, on_device, one_thread
 from pgfed.engine.replies import collect, overhead_bytes, payload_bytes, refusal, score_refusal
 from pgfed.engine.robust import defended
 from pgfed.engine.store import ClientStore
-from pgfed.methods.contract import (
-    Algorithm,
-    FederationInfo,
-    Kind,
-    Mean,
-    Message,
-    State,
-    Update,
-    draw_cohort,
-)
+from pgfed.methods.contract import Algorithm, FederationInfo
+from pgfed.methods.values import Kind, Message, State, Update
+from pgfed.methods.averaging import Mean
+from pgfed.methods.randomness import draw_cohort
 
 LAST_ROUNDS = 10  # always scored: reports lead with their mean
 CURVES = 1_000  # clients up to which the history keeps everybody's accuracy

@@ -9,19 +9,24 @@ Symbols: w -> server["w"]; v_i -> state["personal"]; alpha -> alpha; the momentu
 and v_i -> state["velocity_w"], state["velocity_v"] (the latter without its constant factor alpha).
 
 Differs from the released code in: that trains without momentum (momentum_policy = "official").
-(alpha is fixed, as in the released code and the comparison; the original can adapt it.)
+(alpha is fixed, as in the released code and the comparison. The original can adapt it, and mixes
+the outputs of the two models, not their weights, in training and in scoring.)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from pgfed.data.federation import Shard
-from pgfed.errors import need
-from pgfed.methods.contract import Algorithm, ClientInfo, Message, Rng, State, Update, batches
+from pgfed.methods.contract import Algorithm, ClientInfo
+from pgfed.methods.randomness import Rng
+from pgfed.methods.steps import Step
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
 
@@ -32,10 +37,7 @@ class APFL(Algorithm):
     official_momentum = False
     grid = {"alpha": [0.25, 0.5, 0.75]}
 
-    alpha: float = 0.5  # alpha, share of the own model in the mixture
-
-    def __post_init__(self) -> None:
-        need(0 <= self.alpha <= 1, "method.apfl.alpha", "between 0 and 1", self.alpha)
+    alpha: Annotated[float, Ge(0), Le(1), "alpha, share of the own model in the mixture"] = 0.5
 
     def init_client(self, w0: Tensor, client: ClientInfo) -> State:
         return {"personal": w0}
@@ -43,24 +45,20 @@ class APFL(Algorithm):
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
-        d, lr = task.d, self.train.lr
-        w, v = message["w"].clone(), state["personal"].clone()
+        d, train = task.d, self.steps
+        common = Step(task, message["w"], train, state, key="velocity_w")
+        slower = replace(train, lr=train.lr * self.alpha)
+        own = Step(task, state["personal"], slower, state, key="velocity_v")
+        w, v = common.theta, own.theta
         mixed = torch.lerp(w, v, self.alpha)
-        velocity_w, velocity_v = (
-            state[key].clone() if key in state else torch.zeros_like(w[:d])
-            for key in ("velocity_w", "velocity_v")
-        )
-        for x, y in batches(data, self.train.batch_size, rng, epochs=self.train.epochs):
-            velocity_w.mul_(self.momentum)
-            task.add_gradient(w, x, y, velocity_w)
-            w[:d].add_(velocity_w, alpha=-lr)
-            velocity_v.mul_(self.momentum)
-            task.add_gradient(mixed, x, y, velocity_v)  # at the mixture of the models before
-            v[:d].add_(velocity_v, alpha=-lr * self.alpha)
+        for x, y in task.batches(data, train.batch_size, rng, epochs=train.epochs):
+            task.add_gradient(w, x, y, common.collect())
+            common.take()
+            task.add_gradient(mixed, x, y, own.collect())  # at the mixture of the models before
+            own.take()
             torch.lerp(w[:d], v[:d], self.alpha, out=mixed[:d])
         v[d:] = mixed[d:]  # the statistics that batch norm saw at the mixture
-        kept = self.keep(velocity_w=velocity_w, velocity_v=velocity_v)
-        return {"personal": v, **kept}, {"w": w, "n": len(data)}
+        return {"personal": v, **self.keep(**common.kept, **own.kept)}, {"w": w, "n": len(data)}
 
     def personal_model(
         self, task: Task, state: State, public: Message, data: Shard, rng: Rng

@@ -3,7 +3,8 @@
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas. Communication-efficient learning of deep networks
 from decentralized data. AISTATS 2017.
 
-Symbols: theta -> server["w"], the clients' momentum buffers v_i -> state["v"].
+Symbols: theta -> server["w"], the clients' momentum buffers v_i -> state["v"]. The server's mean,
+and the common model that every client is scored with, are the contract's defaults.
 
 Differs from the released code in: nothing. (The original has no momentum: train.momentum = 0.)
 """
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from pgfed.data.federation import Shard
-from pgfed.methods.contract import Algorithm, Message, Rng, State, Update, sgd
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.randomness import Rng
+from pgfed.methods.steps import sgd
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
 
@@ -27,11 +29,5 @@ class FedAvg(Algorithm):
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
-        w, v = sgd(task, message["w"], data, rng, self.train, velocity=state.get("v"))
-        return self.keep(v=v), {"w": w, "n": len(data)}
-
-    def personal_model(
-        self, task: Task, state: State, public: Message, data: Shard, rng: Rng
-    ) -> Tensor:
-        w: Tensor = public["w"]
-        return w
+        w, kept = sgd(task, message["w"], data, rng, self.train, state)
+        return self.keep(**kept), {"w": w, "n": len(data)}

@@ -14,13 +14,17 @@ Differs from the released code in: the released code does not have this control.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from pgfed.data.federation import Shard
-from pgfed.errors import need
-from pgfed.methods.contract import Algorithm, Message, Rng, State, Update, sgd
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.randomness import Rng
+from pgfed.methods.steps import sgd
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
 
@@ -29,31 +33,19 @@ class FedAvgFT(Algorithm):
     name = "fedavg-ft"
     leaves = {"w": "model", "n": "count"}
 
-    ft_epochs: int = 1  # epochs of fine-tuning
-    ft_lr: float | None = None  # its learning rate; none: train.lr
-
-    def __post_init__(self) -> None:
-        need(self.ft_epochs >= 0, "method.fedavg-ft.ft_epochs", ">= 0", self.ft_epochs)
-        if self.ft_lr is not None:
-            need(self.ft_lr > 0, "method.fedavg-ft.ft_lr", "> 0", self.ft_lr)
+    ft_epochs: Annotated[int, Ge(0), "epochs of fine-tuning"] = 1
+    ft_lr: Annotated[Annotated[float, Gt(0)] | None, "its learning rate; none: train.lr"] = None
 
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
-        w, v = sgd(task, message["w"], data, rng, self.train, velocity=state.get("v"))
-        return self.keep(v=v), {"w": w, "n": len(data)}
+        w, kept = sgd(task, message["w"], data, rng, self.train, state)
+        return self.keep(**kept), {"w": w, "n": len(data)}
 
     def personal_model(
         self, task: Task, state: State, public: Message, data: Shard, rng: Rng
     ) -> Tensor:
-        w, _ = sgd(
-            task,
-            public["w"],
-            data,
-            rng,
-            self.train,
-            epochs=self.ft_epochs,
-            lr=self.ft_lr,
-            purpose="evaluate",
-        )
+        lr = self.train.lr if self.ft_lr is None else self.ft_lr
+        train = replace(self.train, epochs=self.ft_epochs, lr=lr)
+        w, _ = sgd(task, public["w"], data, rng, train, purpose="evaluate")
         return w

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pgfed.data.federation import Shard
-from pgfed.methods.contract import Algorithm, ClientInfo, Message, Rng, State, Update, sgd
+from pgfed.methods.contract import Algorithm, ClientInfo
+from pgfed.methods.randomness import Rng
+from pgfed.methods.steps import sgd
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
 
@@ -29,8 +32,8 @@ class FedAvgLocal(Algorithm):
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
-        w, v = sgd(task, message["w"], data, rng, self.train, velocity=state.get("v"))
-        return {"w": w, **self.keep(v=v)}, {"w": w, "n": len(data)}
+        w, kept = sgd(task, message["w"], data, rng, self.train, state)
+        return {"w": w, **self.keep(**kept)}, {"w": w, "n": len(data)}
 
     def public(self, server: State) -> Message:
         return {}

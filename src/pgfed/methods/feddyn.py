@@ -11,20 +11,27 @@ Symbols: theta -> server["w"]; h -> server["h"]; N -> server["clients"]; lambda_
 state["lambda"] (absent: 0); v_i -> state["v"]; a (alpha in the paper) -> a.
 
 Differs from the released code in: nothing. (The original trains without momentum, with weight
-decay, with the gradient's norm clipped at 10 (clip), and scales a by each client's relative size.)
+decay, with the gradient's norm clipped at 10 (clip), and scales a by each client's relative size;
+what it scores is not theta but the plain mean of the models, of the round's clients and of all
+clients' last ones, without the term h/a.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from pgfed.data.federation import Shard
-from pgfed.errors import need
-from pgfed.methods.contract import Algorithm, FederationInfo, Mean, Message, Rng, State, Update, sgd
+from pgfed.methods.averaging import Mean
+from pgfed.methods.contract import Algorithm, FederationInfo
+from pgfed.methods.randomness import Rng, ServerRng
+from pgfed.methods.steps import Terms, sgd
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
 
@@ -34,12 +41,8 @@ class FedDyn(Algorithm):
     leaves = {"w": "model"}
     grid = {"a": [0.1, 0.01, 0.001]}
 
-    a: float = 0.01  # a, weight of the dynamic regularizer
-    clip: float = 0.0  # bound on the norm of each step's gradient; 0 = none
-
-    def __post_init__(self) -> None:
-        need(self.a > 0, "method.feddyn.a", "> 0", self.a)
-        need(self.clip >= 0, "method.feddyn.clip", ">= 0", self.clip)
+    a: Annotated[float, Gt(0), "a, weight of the dynamic regularizer"] = 0.01
+    clip: Annotated[float, Ge(0), "bound on the norm of each step's gradient; 0 = none"] = 0.0
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
         h = torch.zeros_like(w0[: federation.layout.d])
@@ -55,20 +58,14 @@ class FedDyn(Algorithm):
         def add_regularizer(theta: Tensor, gradient: Tensor) -> None:
             gradient.add_(theta, alpha=self.a).sub_(pull)
 
-        theta, v = sgd(
-            task,
-            message["w"],
-            data,
-            rng,
-            self.train,
-            velocity=state.get("v"),
-            extra=add_regularizer,
-            clip=self.clip,
-        )
+        terms = Terms(extra=add_regularizer, clip=self.clip)
+        theta, kept = sgd(task, message["w"], data, rng, self.train, state, terms=terms)
         moved = theta[: task.d] - start
-        return {"lambda": past.sub(moved, alpha=self.a), **self.keep(v=v)}, {"w": theta}
+        return {"lambda": past.sub(moved, alpha=self.a), **self.keep(**kept)}, {"w": theta}
 
-    def aggregate(self, server: State, updates: Mapping[int, Update], mean: Mean) -> State:
+    def aggregate(
+        self, server: State, updates: Mapping[int, Update], mean: Mean, rng: ServerRng
+    ) -> State:
         if not updates:
             return server
         d, share = len(server["h"]), len(updates) / server["clients"]
@@ -76,9 +73,3 @@ class FedDyn(Algorithm):
         h = server["h"] - self.a * share * (w[:d] - server["w"][:d])
         w[:d].sub_(h, alpha=1 / self.a)
         return {**server, "w": w, "h": h}
-
-    def personal_model(
-        self, task: Task, state: State, public: Message, data: Shard, rng: Rng
-    ) -> Tensor:
-        w: Tensor = public["w"]
-        return w

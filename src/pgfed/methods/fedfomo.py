@@ -14,31 +14,26 @@ weights w_j -> update["weights"], in the order of message["ids"].
 Differs from the released code in: a client's own model is always a candidate, as in the original;
 there only if it took part in the last round, so that one that pauses can lose its own training
 (fomo_include_self = False). That trains without momentum (momentum_policy = "official"). Equal
-preferences go by id. (The original explores, uses an L1 distance, and falls back to the anchor.)
+preferences go by lot. (The original explores, uses an L1 distance, and falls back to the anchor.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from pgfed.data.federation import Shard
-from pgfed.errors import need
 from pgfed.methods import alphas
-from pgfed.methods.contract import (
-    Algorithm,
-    ClientInfo,
-    FederationInfo,
-    Mean,
-    Message,
-    Rng,
-    State,
-    Update,
-    sgd,
-)
+from pgfed.methods.averaging import Mean
+from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
+from pgfed.methods.randomness import Rng, ServerRng
+from pgfed.methods.steps import sgd
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
 
@@ -53,14 +48,11 @@ class FedFomo(Algorithm):
         "weighted by their training samples"
     )
 
-    candidates: int = 8  # M_f, most models a client receives in a round
-    validation_share: float = 0.2  # of the training data, its end: never trained on
-    fomo_include_self: bool = True  # the client's own model is always a candidate
-
-    def __post_init__(self) -> None:
-        need(self.candidates >= 0, "method.fedfomo.candidates", ">= 0", self.candidates)
-        share = self.validation_share
-        need(0 < share < 1, "method.fedfomo.validation_share", "in (0, 1)", share)
+    candidates: Annotated[int, Ge(0), "M_f, most models a client receives in a round"] = 8
+    validation_share: Annotated[
+        float, Gt(0), Lt(1), "of the training data, its end: never trained on"
+    ] = 0.2
+    fomo_include_self: Annotated[bool, "the client's own model is always a candidate"] = True
 
     def trained(self, n: int) -> int:
         """How many of n samples are trained on; of two or more, at least one is not."""
@@ -78,18 +70,25 @@ class FedFomo(Algorithm):
     def init_client(self, w0: Tensor, client: ClientInfo) -> State:
         return {"w": w0}
 
-    def chosen(self, server: State, client: int) -> Tensor:
-        """The rows of the models to send: those of the M_f clients with the largest P_ij."""
+    def chosen(self, server: State, client: int, rng: ServerRng) -> Tensor:
+        """The rows of the models to send: those of the M_f clients with the largest P_ij.
+
+        Equal ones in an order drawn anew for each client and round: with an order of its own, say
+        by id, the same few would be sent for ever, and nobody would learn of the others.
+        """
         ids = server["ids"]
         met = client * server["clients"] + ids
         p = alphas.find(server["pairs"], server["preference"], met, 0.0) + (ids == client)
-        return torch.sort(p, descending=True, stable=True).indices[: self.candidates].sort().values
+        drawn = rng.generator("candidates", client).permutation(len(ids))
+        order = torch.from_numpy(drawn).to(ids.device)
+        ranked = order[torch.sort(p[order], descending=True, stable=True).indices]
+        return ranked[: self.candidates].sort().values
 
-    def messages(self, server: State, cohort: Sequence[int]) -> dict[int, Message]:
+    def messages(self, server: State, cohort: Sequence[int], rng: ServerRng) -> dict[int, Message]:
         models = list(zip(server["ids"].tolist(), server["models"].unbind(), strict=True))
         out: dict[int, Message] = {}
         for i in cohort:
-            rows = self.chosen(server, i)
+            rows = self.chosen(server, i, rng)
             sent = {f"model_{j}": model for j, model in (models[k] for k in rows.tolist())}
             out[i] = {"ids": server["ids"][rows], **sent} if sent else {}
         return out
@@ -110,10 +109,9 @@ class FedFomo(Algorithm):
             start = torch.zeros_like(start)
             for weight, model in zip(weights, models, strict=True):
                 start.add_(model, alpha=weight)
-        part, v = data.rows(0, cut), state.get("v")
-        w, v = sgd(task, start, part, rng, self.train, velocity=v, momentum=self.momentum)
+        w, kept = sgd(task, start, data.rows(0, cut), rng, self.steps, state)
         row = torch.tensor(weights[: len(ids)], device=task.device)
-        new = {"w": w, "anchor": start, **self.keep(v=v)}
+        new = {"w": w, "anchor": start, **self.keep(**kept)}
         return new, {"w": w, "weights": row, "n": len(data)}
 
     def weigh(self, task: Task, anchor: Tensor, models: list[Tensor], data: Shard) -> list[float]:
@@ -129,11 +127,14 @@ class FedFomo(Algorithm):
         total = sum(gains)
         return [gain / total for gain in gains] if total else gains
 
-    def aggregate(self, server: State, updates: Mapping[int, Update], mean: Mean) -> State:
+    def aggregate(
+        self, server: State, updates: Mapping[int, Update], mean: Mean, rng: ServerRng
+    ) -> State:
         if not updates:
             return {**server, "ids": server["ids"][:0], "models": server["models"][:0]}
         known, p, last = server["pairs"], server["preference"], server["ids"]
-        met = torch.cat([i * server["clients"] + last[self.chosen(server, i)] for i in updates])
+        sent = [i * server["clients"] + last[self.chosen(server, i, rng)] for i in updates]
+        met = torch.cat(sent)
         gained = torch.cat([update["weights"] for update in updates.values()])
         met, gained = met[gained > 0], gained[gained > 0]
         known, p = alphas.merge(known, met, (p, alphas.find(known, p, met, 0.0) + gained))

@@ -27,7 +27,10 @@ from torch import Tensor
 
 from pgfed.data.federation import Shard
 from pgfed.errors import UserError
-from pgfed.methods.contract import Algorithm, ClientInfo, Message, Rng, State, Update, batches
+from pgfed.methods.contract import Algorithm, ClientInfo
+from pgfed.methods.randomness import Rng
+from pgfed.methods.steps import Step
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
 
@@ -38,6 +41,8 @@ class FedRoD(Algorithm):
     official_momentum = False
 
     def check_model(self, task: Task) -> None:
+        if not task.objective.classifies:
+            raise UserError("methods: 'fedrod' balances classes, and the task has none")
         if not task.linear_head:
             raise UserError(
                 f"methods: 'fedrod' adds two heads to one, so the model's head must be a single "
@@ -45,36 +50,34 @@ class FedRoD(Algorithm):
             )
 
     def init_client(self, w0: Tensor, client: ClientInfo) -> State:
-        return {"q": client.federation.layout.split(w0)[1]}
+        return {"q": w0[client.federation.layout.head]}
 
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
-        train = self.train
-        theta = message["w"].clone()
-        step = theta[: task.d]
-        v = state["v"].clone() if "v" in state else torch.zeros_like(step)
+        train, classes = self.steps, task.outputs
+        step = Step(task, message["w"], train, state)
         q = state["q"].clone().requires_grad_()
         v_q = state["v_q"].clone() if "v_q" in state else torch.zeros_like(state["q"])
         q.grad = v_q  # gradients are collected in the momentum buffers
         # A class the client does not have: log 0, so that it leaves the soft-max.
-        log_prior = (data.class_counts(task.classes) / len(data)).log()
-        for x, y in batches(data, train.batch_size, rng, epochs=train.epochs):
-            v.mul_(self.momentum)
-            v_q.mul_(self.momentum)
-            z, o = task.forward(theta, x, v)
-            generic = task.criterion(o + log_prior, y)
-            personal = task.criterion(o.detach() + _linear(q, z.detach(), task.classes), y)
+        log_prior = (data.class_counts(classes) / len(data)).log()
+        for x, y in task.batches(data, train.batch_size, rng, epochs=train.epochs):
+            v_q.mul_(train.momentum)
+            z, o = task.forward(step.theta, x, step.collect())
+            generic = task.objective.loss(o + log_prior, y)
+            personal = task.objective.loss(o.detach() + _linear(q, z.detach(), classes), y)
             (generic + personal).backward()  # type: ignore[no-untyped-call]
-            step.add_(v, alpha=-train.lr)
+            step.take()
             q.data.add_(v_q, alpha=-train.lr)
-        return {"q": q.detach(), **self.keep(v=v, v_q=v_q)}, {"w": theta, "n": len(data)}
+        kept = self.keep(**step.kept, v_q=v_q)
+        return {"q": q.detach(), **kept}, {"w": step.theta, "n": len(data)}
 
     def personal_model(
         self, task: Task, state: State, public: Message, data: Shard, rng: Rng
     ) -> Tensor:
-        body, head = task.layout.split(public["w"])
-        return task.layout.join(body, head + state["q"])
+        body, head = task.layout.split("body", public["w"])
+        return task.layout.join("body", body, head + state["q"])
 
 
 def _linear(q: Tensor, z: Tensor, classes: int) -> Tensor:

@@ -15,17 +15,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pgfed.data.federation import Shard
-from pgfed.methods.contract import (
-    Algorithm,
-    ClientInfo,
-    FederationInfo,
-    Mean,
-    Message,
-    Rng,
-    State,
-    Update,
-    sgd,
-)
+from pgfed.methods.averaging import Mean
+from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
+from pgfed.methods.randomness import Rng, ServerRng
+from pgfed.methods.steps import sgd
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
 
@@ -41,16 +35,18 @@ class Local(Algorithm):
     def init_client(self, w0: Tensor, client: ClientInfo) -> State:
         return {"w": w0}
 
-    def messages(self, server: State, cohort: Sequence[int]) -> dict[int, Message]:
+    def messages(self, server: State, cohort: Sequence[int], rng: ServerRng) -> dict[int, Message]:
         return {i: {} for i in cohort}
 
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
-        w, v = sgd(task, state["w"], data, rng, self.train, velocity=state.get("v"))
-        return {"w": w, **self.keep(v=v)}, {}
+        w, kept = sgd(task, state["w"], data, rng, self.train, state)
+        return {"w": w, **self.keep(**kept)}, {}
 
-    def aggregate(self, server: State, updates: Mapping[int, Update], mean: Mean) -> State:
+    def aggregate(
+        self, server: State, updates: Mapping[int, Update], mean: Mean, rng: ServerRng
+    ) -> State:
         return server
 
     def public(self, server: State) -> Message:

@@ -12,21 +12,25 @@ train.lr; delta -> delta.
 
 Differs from the released code in: a client is scored after a step of length alpha, for which the
 model was trained; there of beta (adapt_lr = "beta"). A client with fewer than 2B samples halves
-what it has; there it does not move. That trains without momentum (momentum_policy = "official"),
+what it has; there the second half is what is left after B, and one with at most B does not move.
+That trains without momentum (momentum_policy = "official"),
 and has the first-order variant only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from pgfed.data.federation import Shard
-from pgfed.errors import need
-from pgfed.methods.contract import Algorithm, Message, Rng, State, Update, batches
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.randomness import Rng
+from pgfed.methods.steps import Step
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
 
@@ -37,15 +41,13 @@ class PerFedAvg(Algorithm):
     official_momentum = False
     grid = {"alpha": [0.1, 0.01, 0.001, 0.0001]}
 
-    alpha: float = 0.01  # alpha, the adaptation's step
-    adapt_lr: Literal["alpha", "beta"] = "alpha"  # its length when a client is scored
-    # H dropped, by the difference of two gradients, or by an exact Hessian-vector product
-    variant: Literal["fo", "hf", "hvp"] = "fo"
-    delta: float = 0.001  # delta, half the width of hf's difference
-
-    def __post_init__(self) -> None:
-        need(self.alpha >= 0, "method.per-fedavg.alpha", ">= 0", self.alpha)
-        need(self.delta > 0, "method.per-fedavg.delta", "> 0", self.delta)
+    alpha: Annotated[float, Ge(0), "alpha, the adaptation's step"] = 0.01
+    adapt_lr: Annotated[Literal["alpha", "beta"], "its length when a client is scored"] = "alpha"
+    variant: Annotated[
+        Literal["fo", "hf", "hvp"],
+        "H dropped, by the difference of two gradients, or by an exact Hessian-vector product",
+    ] = "fo"
+    delta: Annotated[float, Gt(0), "delta, half the width of hf's difference"] = 0.001
 
     def portion(self, n: int) -> tuple[int, int]:
         """(size of each mini-batch, how many of them a meta-step takes) with n samples."""
@@ -60,25 +62,25 @@ class PerFedAvg(Algorithm):
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
-        w, d = message["w"].clone(), task.d
-        v = state["v"].clone() if "v" in state else torch.zeros_like(w[:d])
+        step, d = Step(task, message["w"], self.steps, state), task.d
+        w = step.theta
         u = torch.empty_like(w)  # where gradients are taken: at w, adapted, near w again
-        inner = torch.empty_like(v)
+        inner = torch.empty_like(w[:d])
         size, parts = self.portion(len(data))
-        for x, y in batches(data, size * parts, rng, epochs=self.train.epochs):
+        for x, y in task.batches(data, size * parts, rng, epochs=self.train.epochs):
             batch = list(zip(torch.split(x, size), torch.split(y, size), strict=True)) * 3
             u.copy_(w)
             task.add_gradient(u, *batch[0], inner.zero_())
             u[:d].sub_(inner, alpha=self.alpha)
-            v.mul_(self.momentum)
+            v = step.collect()
             outer = v if self.variant == "fo" else inner.zero_()
             task.add_gradient(u, *batch[1], outer)
             w[d:] = u[d:]
             if self.variant != "fo":
                 bent = self.hessian_product(task, w, u, *batch[2], outer)
                 v.add_(outer).sub_(bent, alpha=self.alpha)
-            w[:d].add_(v, alpha=-self.train.lr)
-        return self.keep(v=v), {"w": w, "n": len(data)}
+            step.take()
+        return self.keep(**step.kept), {"w": w, "n": len(data)}
 
     def hessian_product(
         self, task: Task, w: Tensor, u: Tensor, x: Tensor, y: Tensor, g: Tensor
@@ -97,7 +99,7 @@ class PerFedAvg(Algorithm):
         self, task: Task, state: State, public: Message, data: Shard, rng: Rng
     ) -> Tensor:
         u: Tensor = public["w"].clone()
-        x, y = next(batches(data, self.train.batch_size, rng, purpose="adapt"))
+        x, y = next(task.batches(data, self.train.batch_size, rng, purpose="adapt"))
         gradient = task.gradient(u, x, y)
         u[: task.d].sub_(gradient, alpha=self.alpha if self.adapt_lr == "alpha" else self.train.lr)
         return u

@@ -20,24 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from pgfed.data.federation import Shard
-from pgfed.errors import UserError, need
-from pgfed.methods.contract import (
-    Algorithm,
-    ClientInfo,
-    FederationInfo,
-    Mean,
-    Message,
-    Rng,
-    State,
-    Update,
-    batches,
-)
+from pgfed.methods.averaging import Mean
+from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
+from pgfed.methods.randomness import Rng, ServerRng
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
 
@@ -47,20 +40,20 @@ class PFedMe(Algorithm):
     leaves = {"w": "model", "n": "count"}
     grid = {"lr": [0.01, 0.001, 0.0001]}  # lr times lambda may not exceed 1
 
-    inner_steps: int = 5  # K, gradient steps per mini-batch
-    lam: float = 15.0  # lambda, strength of the leash
-    personal_lr: float = 0.01  # eta_p, step of the inner solver
-    beta: float = 1.0  # beta, how far the server goes towards the mean
-    kappa: float = 0.001  # kappa, weight decay of the inner solver
-    pfedme_eval: Literal["theta", "w"] = "theta"  # which of the two is the personal model
+    inner_steps: Annotated[int, Ge(0), "K, gradient steps per mini-batch"] = 5
+    lam: Annotated[float, Ge(0), "lambda, strength of the leash"] = 15.0
+    personal_lr: Annotated[float, Gt(0), "eta_p, step of the inner solver"] = 0.01
+    beta: Annotated[float, Ge(0), "beta, how far the server goes towards the mean"] = 1.0
+    kappa: Annotated[float, Ge(0), "kappa, weight decay of the inner solver"] = 0.001
+    pfedme_eval: Annotated[Literal["theta", "w"], "which of the two is the personal model"] = (
+        "theta"
+    )
 
     def __post_init__(self) -> None:
-        for key in ("inner_steps", "lam", "beta", "kappa"):
-            need(getattr(self, key) >= 0, f"method.pfedme.{key}", ">= 0", getattr(self, key))
-        need(self.personal_lr > 0, "method.pfedme.personal_lr", "> 0", self.personal_lr)
+        super().__post_init__()
         if self.train.lr * self.lam > 1:
-            raise UserError(
-                "method.pfedme.lam: lr * lam must be <= 1 (w_i would step beyond theta_i), "
+            raise ValueError(
+                "lr * lam must be <= 1 (w_i would step beyond theta_i), "
                 f"found {self.train.lr:g} * {self.lam:g}"
             )
 
@@ -76,7 +69,7 @@ class PFedMe(Algorithm):
         theta, w = message["w"].clone(), message["w"].clone()
         step, anchor = theta[: task.d], w[: task.d]
         gradient = torch.empty_like(step)
-        for x, y in batches(data, self.train.batch_size, rng, epochs=self.train.epochs):
+        for x, y in task.batches(data, self.train.batch_size, rng, epochs=self.train.epochs):
             for _ in range(self.inner_steps):
                 torch.mul(step, self.lam + self.kappa, out=gradient)
                 gradient.sub_(anchor, alpha=self.lam)
@@ -87,7 +80,9 @@ class PFedMe(Algorithm):
         personal = theta if self.pfedme_eval == "theta" else w
         return {"personal": personal}, {"w": w, "n": len(data)}
 
-    def aggregate(self, server: State, updates: Mapping[int, Update], mean: Mean) -> State:
+    def aggregate(
+        self, server: State, updates: Mapping[int, Update], mean: Mean, rng: ServerRng
+    ) -> State:
         if not updates:
             return server
         old, d = server["w"], server["d"]

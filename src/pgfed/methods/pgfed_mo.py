@@ -12,34 +12,32 @@ state["w"]; v_i -> state["v"]; g~_i(new) -> message["aux"]; g~_i -> state["aux"]
 message["mean_gradient"]; mu r_j -> message["risks"]; eta_2 -> alpha_lr.
 
 Differs from the released code in: the gradient pass is computed in large batches (the same mean);
-random streams are separate. Where the code differs from the paper, this follows the code: alpha is
+random streams are separate; with batch norm or dropout that pass is in evaluation mode, there in
+training mode. Where the code differs from the paper, this follows the code: alpha is
 clamped at 0 (alpha_clamp) and steps before theta (alpha_order); the first auxiliary gradient is
 taken whole, not scaled by 1 - beta. (The released command line cannot switch this method on.)
+
+With ``shared`` the explicit objective goes with personal layers ("body": FedPer's), with ``solver``
+also with FedRep's way of training them: the explicit term and the alphas then act while the base is
+trained. Its control is the same with mu = 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from pgfed.data.federation import Shard
-from pgfed.errors import need
 from pgfed.methods import alphas, expansions
-from pgfed.methods.contract import (
-    Algorithm,
-    ClientInfo,
-    FederationInfo,
-    Mean,
-    Message,
-    Rng,
-    State,
-    Update,
-    sgd,
-)
+from pgfed.methods.averaging import Mean
+from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo, need_base
+from pgfed.methods.randomness import Rng, ServerRng
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
 
@@ -51,69 +49,75 @@ class PGFedMo(Algorithm):
     control_twin = "fedavg-local"
     grid = {"mu": [0.1, 0.05, 0.01, 0.005, 0.001], "beta": [0.2, 0.5, 0.8]}
 
-    mu: float = 0.1  # mu, weight of the other clients' risks
-    alpha_lr: float = 0.01  # eta_2, step of the alphas
-    beta: float = 0.5  # beta, share of the previous auxiliary gradient
-    alpha_clamp: bool = True  # keep alphas >= 0
-    alpha_order: Literal["pre", "post"] = "pre"  # alpha steps before or after theta
-    full_grad: bool = False  # take the gradient pass over every sample
+    mu: Annotated[float, Ge(0), "mu, weight of the other clients' risks"] = 0.1
+    alpha_lr: Annotated[float, Ge(0), "eta_2, step of the alphas"] = 0.01
+    beta: Annotated[float, Ge(0), Le(1), "beta, share of the previous auxiliary gradient"] = 0.5
+    alpha_clamp: Annotated[bool, "keep alphas >= 0"] = True
+    alpha_order: Annotated[Literal["pre", "post"], "alpha steps before or after theta"] = "pre"
+    full_grad: Annotated[bool, "take the gradient pass over every sample"] = False
+    shared: Annotated[str, expansions.SHARED] = "all"
+    solver: Annotated[Literal["sgd", "head-then-base"], expansions.SOLVER] = "sgd"
+    head_epochs: Annotated[int, Ge(0), expansions.HEAD_EPOCHS] = 5
 
-    def __post_init__(self) -> None:
-        need(self.mu >= 0, "method.pgfed-mo.mu", ">= 0", self.mu)
-        need(self.alpha_lr >= 0, "method.pgfed-mo.alpha_lr", ">= 0", self.alpha_lr)
-        need(0 <= self.beta <= 1, "method.pgfed-mo.beta", "between 0 and 1", self.beta)
+    def check_model(self, task: Task) -> None:
+        task.layout.shared(self.shared)  # a pattern that fits nothing is said now
+        if self.solver == "head-then-base":
+            need_base(self.name, task)
+
+    def twin(self) -> str | None:
+        return self.control_twin if (self.shared, self.solver) == ("all", "sgd") else None
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
-        return expansions.unknown(w0, federation)
+        return expansions.unknown(w0, federation, self.shared)
 
     def init_client(self, w0: Tensor, client: ClientInfo) -> State:
-        return {"w": w0, **alphas.empty_row(client.federation.cohort)}
+        return expansions.untrained(w0, client)
 
-    def messages(self, server: State, cohort: Sequence[int]) -> dict[int, Message]:
+    def messages(self, server: State, cohort: Sequence[int], rng: ServerRng) -> dict[int, Message]:
         if not len(server["ids"]):  # round 1, or nobody answered in the last one
             return {i: {"w": server["w"]} for i in cohort}
         aux = expansions.auxiliary(server, cohort, self.mu)
-        shared = {
+        common = {
             "w": server["w"],
             "mean_gradient": self.mu * server["gradients"].mean(0),
             "risks": self.mu * server["r"],
             "ids": server["ids"],
         }
-        return {i: {**shared, "aux": aux[k]} for k, i in enumerate(cohort)}
+        return {i: {**common, "aux": aux[k]} for k, i in enumerate(cohort)}
 
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
-        ids = message.get("ids", state["alpha_ids"][:0])
-        alpha, post = alphas.row(state, ids), self.alpha_order == "post"
-        aux = state.get("aux")
+        ids, alpha = expansions.met(state, message)
+        aux, expanded = state.get("aux"), task.layout.stepped(self.shared)
         if len(ids):
             aux = message["aux"] if aux is None else torch.lerp(message["aux"], aux, self.beta)
 
         def descend_alpha(theta: Tensor) -> None:
             if len(ids):
-                alpha.sub_(message["risks"] + message["mean_gradient"] @ theta, alpha=self.alpha_lr)
+                slope = message["mean_gradient"] @ expanded.take(theta)
+                alpha.sub_(message["risks"] + slope, alpha=self.alpha_lr)
                 if self.alpha_clamp:
                     alpha.clamp_(min=0)
 
-        theta, v = sgd(
+        new, update = expansions.local_round(
+            self,
             task,
-            message["w"],
+            state,
+            message,
             data,
             rng,
-            self.train,
-            velocity=state.get("v"),
-            constant=aux if len(ids) else None,
-            before=None if post else descend_alpha,
-            after=descend_alpha if post else None,
+            aux=aux if len(ids) else None,
+            ids=ids,
+            alpha=alpha,
+            descend_alpha=descend_alpha,
+            alpha_last=self.alpha_order == "post",
         )
-        risk = expansions.expand(task, theta, data, rng, self.train, full=self.full_grad)
-        new = {"w": theta, **alphas.with_row(state, ids, alpha), **self.keep(v=v)}
-        if aux is not None:
-            new["aux"] = aux
-        return new, {"w": theta, **risk, "alpha": alpha, "n": len(data)}
+        return new if aux is None else {**new, "aux": aux}, update
 
-    def aggregate(self, server: State, updates: Mapping[int, Update], mean: Mean) -> State:
+    def aggregate(
+        self, server: State, updates: Mapping[int, Update], mean: Mean, rng: ServerRng
+    ) -> State:
         return expansions.collect(server, updates, mean)
 
     def public(self, server: State) -> Message:
@@ -124,6 +128,9 @@ class PGFedMo(Algorithm):
     ) -> Tensor:
         w: Tensor = state["w"]  # as left by the client's last participation
         return w
+
+    def share(self, state: State, client: ClientInfo) -> Update:
+        return expansions.own_part(self.shared, state, client)
 
     def export(self, server: State) -> dict[str, Any]:
         return alphas.export(server)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pgfed.errors import UserError, unknown
+from pgfed.model.objectives import CLASSES, Objective
 from pgfed.model.task import Task
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
@@ -104,6 +105,7 @@ def make_task(
     *,
     seed: int,
     head: str | None = None,
+    objective: Objective = CLASSES,
     device: torch.device | str = "cpu",
 ) -> Task:
     """Build the model with its weights drawn from ``seed``; the caller's random state is kept."""
@@ -118,7 +120,7 @@ def make_task(
             raise UserError(f"model: the factory {name!r} failed: {error}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model: the factory {name!r} did not return an nn.Module")
-    task = Task(module, input_shape, head=head, device=device)
-    if task.classes != classes:
-        raise UserError(f"model: returns {task.classes} logits, the data has {classes} classes")
+    task = Task(module, input_shape, head=head, objective=objective, device=device)
+    if task.outputs != classes:
+        raise UserError(f"model: returns {task.outputs} logits, the data has {classes} classes")
     return task

@@ -25,7 +25,8 @@ from torch import Tensor
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine.parallel import side_by_side
 from pgfed.errors import UserError
-from pgfed.methods.contract import GRADIENT_BATCH, generator
+from pgfed.methods.contract import GRADIENT_BATCH
+from pgfed.methods.randomness import generator
 from pgfed.model.task import Task
 from pgfed.results.statistics import Comparison, Paired, mean_std
 

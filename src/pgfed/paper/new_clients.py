@@ -19,7 +19,9 @@ from torch import Tensor
 from pgfed.data.federation import Federation
 from pgfed.engine.parallel import side_by_side
 from pgfed.errors import UserError
-from pgfed.methods.contract import Rng, TrainConfig, fine_tuned
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
+from pgfed.methods.steps import fine_tuned
 from pgfed.model.task import Task
 
 Floats = NDArray[np.float64]

@@ -23,7 +23,9 @@ from pgfed.engine.client import one_thread
 from pgfed.engine.durable import write_atomic
 from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
-from pgfed.methods.contract import Rng, TrainConfig, fine_tuned
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
+from pgfed.methods.steps import fine_tuned
 from pgfed.model.networks import make_task
 from pgfed.model.task import Task
 from pgfed.results.finished import RunFolder

@@ -16,7 +16,8 @@ from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import available_cores
 from pgfed.engine.rounds import Run
 from pgfed.engine.runs import LAST, Setup
-from pgfed.methods.contract import Algorithm, draw_cohort
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.randomness import draw_cohort
 
 PROBE_CLIENTS = 8  # as many as any method asks models of at once
 PROBE_BATCHES = 2  # of each client, per epoch

@@ -19,16 +19,11 @@ from torch import Tensor
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine.backends.process import Process
 from pgfed.engine.rounds import Run
-from pgfed.methods.contract import (
-    Algorithm,
-    Mean,
-    Message,
-    Rng,
-    State,
-    TrainConfig,
-    Update,
-    mean_gradient,
-)
+from pgfed.methods.contract import Algorithm, mean_gradient
+from pgfed.methods.averaging import Mean
+from pgfed.methods.values import Message, State, Update
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
 from pgfed.methods.registry import METHODS, folder, get
 from pgfed.model.networks import Factory
 from pgfed.model.task import Task

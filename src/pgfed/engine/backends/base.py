@@ -10,7 +10,7 @@ import torch
 
 from pgfed.data.federation import Federation
 from pgfed.engine.client import ClientSide
-from pgfed.methods.contract import Message, State
+from pgfed.methods.values import Message, State
 from pgfed.model.networks import Factory, make_task
 from pgfed.model.task import Task
 

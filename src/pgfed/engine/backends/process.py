@@ -27,7 +27,7 @@ from pgfed.engine.backends.base import Backend, Payload
 from pgfed.engine.backends.queue import Queue
 from pgfed.engine.client import ClientError, ClientSide, become_worker
 from pgfed.errors import UserError
-from pgfed.methods.contract import Message, State
+from pgfed.methods.values import Message, State
 from pgfed.model.networks import Factory
 
 

@@ -38,7 +38,7 @@ from pgfed.engine.backends.process import available_cores
 from pgfed.engine.backends.queue import ATTEMPTS, Queue
 from pgfed.engine.client import ClientError, ClientSide, become_worker
 from pgfed.errors import UserError
-from pgfed.methods.contract import Message, State
+from pgfed.methods.values import Message, State
 from pgfed.model.networks import Factory
 from pgfed.model.task import Criterion, Task
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pgfed.methods.contract import State
+from pgfed.methods.values import State
 
 _NAMES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 _TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES}

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from torch import Tensor
 
 from pgfed.errors import OneLine
-from pgfed.methods.contract import State
+from pgfed.methods.values import State
 
 RAW = "pgfed/little-endian"
 _TYPES: dict[str, tuple[torch.dtype, np.dtype[Any]]] = {

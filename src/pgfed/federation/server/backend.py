@@ -24,7 +24,8 @@ from pgfed.federation.flower import records
 from pgfed.federation.flower.records import BadRecord, Head, pack, pull, unpack
 from pgfed.federation.server.seats import MESSAGE, Seats
 from pgfed.federation.server.status import Status
-from pgfed.methods.contract import Algorithm, Message, State
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.values import Message, State
 from pgfed.model.networks import Factory
 
 POLL = 0.25  # seconds between two looks for replies

@@ -32,7 +32,8 @@ from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import load_private, sign_claim
 from pgfed.federation.folders.models import make_model, manifest
 from pgfed.federation.site import data as sitedata
-from pgfed.methods.contract import FederationInfo, State
+from pgfed.methods.contract import FederationInfo
+from pgfed.methods.values import State
 from pgfed.results.models import write_manifest, write_model
 from pgfed.results.writer import csv_text
 
