@@ -43,7 +43,7 @@ def test_clients_and_history_are_tables(result: Result) -> None:
     clients = result.clients("pgfed", 1)
     assert len(clients) == 6
     mean = clients["final"].mean()
-    assert mean == pytest.approx(result.history("pgfed", 1)["mean_accuracy"].iloc[-1])
+    assert mean == pytest.approx(result.history("pgfed", 1)["mean_score"].iloc[-1])
     assert clients["gain_over_local"].mean() == pytest.approx(result.table()["gain_mean"].iloc[3])
 
 

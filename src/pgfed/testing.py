@@ -242,7 +242,7 @@ def check_missing_replies(cls: type[Algorithm], **fields: Any) -> None:
             if run.round == 3:
                 after = {f"{i} {k}": v for i in range(CLIENTS) for k, v in run.state(i).items()}
                 check_equal(before, after, "a lost reply must leave the client's state")
-        assert np.isfinite(np.delete(run.accuracy, 3)).all()
+        assert np.isfinite(np.delete(run.score, 3)).all()
         assert torch.isfinite(run.global_model()).all()
 
 
@@ -254,7 +254,7 @@ def check_never_sampled(cls: type[Algorithm], **fields: Any) -> None:
         assert idle
         for i, model in run.personal_models(idle):
             assert torch.isfinite(model).all()
-            assert np.isfinite(run.accuracy[i]) or i == 3
+            assert np.isfinite(run.score[i]) or i == 3
 
 
 def check_single_sample(cls: type[Algorithm], **fields: Any) -> None:
@@ -295,7 +295,7 @@ def check_learns(cls: type[Algorithm], **fields: Any) -> None:
     with started(make(cls, longer), rounds=12) as run:
         while not run.finished:
             run.step()
-        reached = float(np.nanmean(run.accuracy))
+        reached = float(np.nanmean(run.score))
         assert reached > 0.8, f"mean accuracy {reached:.2f} on a trivial task"
 
 

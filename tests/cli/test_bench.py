@@ -62,7 +62,7 @@ def test_the_pass_that_is_timed_is_the_one_pgfed_makes() -> None:
     train = TrainConfig(epochs=3, batch_size=4)
     run = Run(GradientPass(train=train), data, Serial(data, "mlp"), seed=0, rounds=2, cohort=2)
     record = run.step()
-    assert record["images"] == 2 * 8  # whole batches of one epoch
+    assert record["samples"] == 2 * 8  # whole batches of one epoch
     _, update = run.algorithm.local_update(
         run.task, {}, {"w": run.server["w"]}, data.train(1), Rng(0, 1, 1)
     )

@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 
 
 def record(round: int, accuracy: float | None) -> dict[str, object]:
-    return {"round": round, "mean_accuracy": accuracy, "images": 500, "train_seconds": 0.5}
+    return {"round": round, "mean_score": accuracy, "samples": 500, "train_seconds": 0.5}
 
 
 def ticks(*times: float) -> Iterator[float]:

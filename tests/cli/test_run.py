@@ -171,7 +171,7 @@ def test_feature_vectors_of_a_stranger(pgfed: Command, tmp_path: Path) -> None:
     done = pgfed("run", exp, "--json")
     assert done.code == 0, done.err
     by_method = {row["method"]: row for row in json.loads(done.out)}
-    assert by_method["pgfed"]["last10_accuracy"] > 0.9
+    assert by_method["pgfed"]["mean_score"] > 0.9
     assert (tmp_path / "runs/plant/experiment.toml").is_file()
 
 
@@ -233,7 +233,7 @@ def test_so_few_clients_that_one_takes_part_per_round(pgfed: Command) -> None:
 def test_no_test_data_at_all(pgfed: Command) -> None:
     done = pgfed("run", *BOTH, "--set", "data.test_share=0", "--json")
     assert done.code == 0, done.err
-    assert {row["best_accuracy"] for row in json.loads(done.out)} == {None}
+    assert {row["best_score"] for row in json.loads(done.out)} == {None}
     assert "No client has test data" in pgfed("run", *BOTH, "--set", "data.test_share=0").out
 
 

@@ -59,7 +59,7 @@ def history(out: Path, method: str) -> list[dict[str, Any]]:
 def check_complete(out: Path) -> None:
     """All rounds of both methods are there once, as the history tells them."""
     tags = {
-        "accuracy/mean": "mean_accuracy",
+        "accuracy/mean": "mean_score",
         "loss/mean": "mean_loss",
         "bytes/down": "bytes_down",
         "bytes/up": "bytes_up",
@@ -71,7 +71,7 @@ def check_complete(out: Path) -> None:
         for tag, key in tags.items():
             expected = {r["round"]: r[key] for r in records if r[key] is not None}
             assert scalars(found, tag) == pytest.approx(expected), (method, tag)
-        scored = [r["round"] for r in records if r["mean_accuracy"] is not None]
+        scored = [r["round"] for r in records if r["mean_score"] is not None]
         assert [item.step for item in found.Histograms("accuracy/clients")] == scored
 
 
@@ -107,14 +107,14 @@ def test_participation_speed_and_the_worst_tenth(out: Path) -> None:
     assert scalars(found, "clients/asked") == {r["round"]: len(r["cohort"]) for r in records}
     assert scalars(found, "clients/counted") == scalars(found, "clients/asked")
     assert min(scalars(found, "speed/images_per_second").values()) > 0
-    lowest = {r["round"]: min(r["client_accuracy"]) for r in records}  # of six, one is a tenth
+    lowest = {r["round"]: min(r["client_score"]) for r in records}  # of six, one is a tenth
     assert scalars(found, "accuracy/worst_tenth") == pytest.approx(lowest, abs=1e-4)
 
 
 def test_the_gain_is_over_local_in_the_same_round(out: Path) -> None:
     alone, found = history(out, "local"), events(out, "pgfed")
     gains = {
-        r["round"]: np.array(r["client_accuracy"]) - np.array(a["client_accuracy"])
+        r["round"]: np.array(r["client_score"]) - np.array(a["client_score"])
         for r, a in zip(history(out, "pgfed"), alone, strict=True)
     }
     mean = {t: gain.mean() for t, gain in gains.items()}
@@ -177,7 +177,7 @@ def test_killed_and_resumed_has_every_round_once(pgfed: Command, tmp_path: Path)
         process.wait(timeout=LIMIT)
     assert pgfed(*words) == Done(0, "", "")
     check_complete(out)
-    scored = [r["round"] for r in history(out, "pgfed") if r["mean_accuracy"] is not None]
+    scored = [r["round"] for r in history(out, "pgfed") if r["mean_score"] is not None]
     assert [item.step for item in events(out, "pgfed").Images("A")] == scored
 
 

@@ -20,7 +20,7 @@ def outcome(
 ) -> Outcome:
     scores = np.array(last10)
     mean = None if np.isnan(scores).all() else float(np.nanmean(scores))
-    record = {"round": 1, "mean_accuracy": mean, "images": 90, "train_seconds": 0.5}
+    record = {"round": 1, "mean_score": mean, "samples": 90, "train_seconds": 0.5}
     record |= {"bytes_down": 1000, "bytes_up": 500, "seconds": 1.0, "cohort": [0, 1]}
     record["dropped"] = [{"client": i, "reason": "w: holds NaN"} for i in range(refused)]
     if diverged:
@@ -33,7 +33,7 @@ def outcome(
         best=scores,
         final=scores,
         last10=scores,
-        best_accuracy=mean,
+        best_score=mean,
         best_round=1,
         alpha=None,
         gain=None if alone is None else scores - np.array(alone),

@@ -138,10 +138,10 @@ def test_means_are_over_the_honest_clients() -> None:
         while not run.finished:
             record = run.step()
         honest = [i for i in range(6) if i not in run.attackers]
-        assert record["mean_accuracy"] == pytest.approx(np.nanmean(run.accuracy[honest]))
+        assert record["mean_score"] == pytest.approx(np.nanmean(run.score[honest]))
         assert record["mean_loss"] == pytest.approx(np.nanmean(run.loss[honest]))
-        assert record["mean_accuracy"] != pytest.approx(np.nanmean(run.accuracy))
-        assert run.best_accuracy == max(r["mean_accuracy"] for r in run.history)
+        assert record["mean_score"] != pytest.approx(np.nanmean(run.score))
+        assert run.best_score == max(r["mean_score"] for r in run.history)
 
 
 # -- a plain mean falls, a defence holds -----------------------------------------------------------
@@ -173,7 +173,7 @@ def accuracy(method: str, aggregation: str, kind: str | None, strength: float = 
         while not run.finished:
             run.step()
     assert len(run.attackers) == (4 if attack else 0)
-    reached: float = run.history[-1]["mean_accuracy"]
+    reached: float = run.history[-1]["mean_score"]
     return reached
 
 

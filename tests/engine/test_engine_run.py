@@ -89,21 +89,21 @@ def test_scores_are_the_same_as_when_everybody_is_scored() -> None:
         for i, model in run.personal_models():
             test = run.federation.test(i)
             if len(test):
-                assert run.accuracy[i] == run.task.score(model, test)[0] / len(test)
+                assert run.score[i] == run.task.score(model, test)[0] / len(test)
 
 
 def test_the_last_ten_rounds_are_always_scored() -> None:
     with started(make(get("fedavg"), {}), rounds=25, evaluate_every=7) as run:
         outcome(run)
-        scored = [r["round"] for r in run.history if r["mean_accuracy"] is not None]
+        scored = [r["round"] for r in run.history if r["mean_score"] is not None]
     assert scored == [7, 14, *range(16, 26)]
 
 
 def test_mean_accuracy_is_unweighted_and_leaves_out_clients_without_test_data() -> None:
     with started(make(get("local"), {})) as run:
         record = run.step()
-    assert np.isnan(run.accuracy).tolist() == [False, False, False, True, False, False]
-    assert record["mean_accuracy"] == pytest.approx(np.nanmean(run.accuracy))
+    assert np.isnan(run.score).tolist() == [False, False, False, True, False, False]
+    assert record["mean_score"] == pytest.approx(np.nanmean(run.score))
 
 
 def test_a_lost_reply_changes_nothing_but_its_own_part() -> None:
@@ -127,7 +127,7 @@ def test_a_lost_reply_changes_nothing_but_its_own_part() -> None:
         results.append(outcome(run))
     for result in results:
         for key in [k for k in result if k.startswith("round")]:
-            del result[key]["images"]  # nobody counts what an unreachable client did
+            del result[key]["samples"]  # nobody counts what an unreachable client did
     check_equal(results[0], results[1], "lost and unreachable")
 
 
@@ -136,16 +136,16 @@ def test_the_best_round_keeps_each_clients_score() -> None:
         means = []
         per_client = []
         while not run.finished:
-            means.append(run.step()["mean_accuracy"])
-            per_client.append(run.accuracy.copy())
+            means.append(run.step()["mean_score"])
+            per_client.append(run.score.copy())
     best = int(np.argmax(means))
     assert run.best_round == best + 1
-    assert run.best_accuracy == means[best]
-    np.testing.assert_array_equal(run.best_accuracy_per_client, per_client[best])
+    assert run.best_score == means[best]
+    np.testing.assert_array_equal(run.best_score_per_client, per_client[best])
 
 
 def test_fedbabus_best_is_its_final() -> None:
     with started(make(get("fedbabu"), {}), rounds=4) as run:
         outcome(run)
     assert run.best_round == 4
-    assert run.best_accuracy == run.history[-1]["mean_accuracy"]
+    assert run.best_score == run.history[-1]["mean_score"]

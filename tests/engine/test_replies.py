@@ -262,12 +262,12 @@ def test_impossible_scores_are_not_used(values: State, reason: str) -> None:
     run = run_with(Tampering("score", lambda s, first: [(LIAR, [{**s[0], **values}])]), "fedavg")
     for _ in range(ROUND):
         honest.step()
-        before = run.accuracy[LIAR]
+        before = run.score[LIAR]
         run.step()
     (dropped,) = run.history[-1]["dropped"]
     assert dropped["client"] == LIAR
     assert dropped["reason"].startswith("score: ")
-    assert run.accuracy[LIAR] == before
+    assert run.score[LIAR] == before
     assert torch.equal(run.server["w"], honest.server["w"])
 
 

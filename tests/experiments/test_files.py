@@ -171,7 +171,7 @@ def check_run(out: Path, found: Experiment) -> None:
         folder = out / row["method"] / f"seed-{row['seed']}"
         assert len((folder / "history.jsonl").read_text().splitlines()) == found.rounds
         assert (folder / "clients.csv").is_file()
-        assert 0 < row["best_accuracy"] <= 1
+        assert 0 < row["best_score"] <= 1
         assert (folder / "alpha.npz").is_file() == row["method"].startswith("pgfed")
 
 

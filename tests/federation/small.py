@@ -161,6 +161,6 @@ def assert_same_as_serial(folder: FederationFolder, method: str, seed: int = 0) 
         wanted = run.task.named(run.personal_model(client))
         assert same(model_at(folder, client, method, seed), wanted), client
     told = history(folder, method, seed)
-    assert [r["mean_accuracy"] for r in told] == [r["mean_accuracy"] for r in run.history]
+    assert [r["mean_score"] for r in told] == [r["mean_score"] for r in run.history]
     for key in ("cohort", "bytes_down", "bytes_up", "overhead_down", "overhead_up", "bytes_eval"):
         assert [r[key] for r in told] == [r[key] for r in run.history], key

@@ -63,7 +63,7 @@ def test_local_alongside_is_local_by_itself(tmp_path: Path):
     conduct(grid, folder, QUICK)
     run = small.serial(folder, "local")
     told = history(folder, "local")
-    assert [r["mean_accuracy"] for r in told] == [r["mean_accuracy"] for r in run.history]
+    assert [r["mean_score"] for r in told] == [r["mean_score"] for r in run.history]
     assert all(r["bytes_down"] == r["bytes_up"] == 0 for r in told)
     methods = {unpack(m.content)[0].get("method") for m in grid.sent}
     assert methods == {None, "pgfed"}  # greetings name no method; nothing was sent for local

@@ -219,7 +219,7 @@ def test_models_of_a_run_are_held_against_their_checksums(models: Path):
         {"clients": [[1, 2]]},
         {"clients": [["../x", 1, "a"]]},
         {"clients": 3},
-        {"best_accuracy": None},
+        {"best_score": None},
         [],
         None,
     ],
@@ -243,7 +243,7 @@ def test_a_checkpoint_of_another_run(saved: Saved):
     manifest = saved.folder / f"round-{SAVED:06d}.json"
     server = saved.folder / f"server-{SAVED:06d}.safetensors"
     cut = state_from_bytes(saved.files[server])
-    cut["run.accuracy"] = torch.zeros(99, dtype=torch.float64)
+    cut["run.score"] = torch.zeros(99, dtype=torch.float64)
     body = json.loads(saved.files[manifest].splitlines()[0])
     saved.put_back()
     server.write_bytes(state_to_bytes(cut))
@@ -253,7 +253,7 @@ def test_a_checkpoint_of_another_run(saved: Saved):
     with checkpointed(saved.folder, warnings) as (run, checkpoints):
         assert checkpoints.restore(run, list(saved.history))
         assert run.round == SAVED - 1
-    assert "run.accuracy: not what this run saves" in warnings[0]
+    assert "run.score: not what this run saves" in warnings[0]
     saved.put_back()
 
 

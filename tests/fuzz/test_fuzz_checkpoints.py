@@ -174,8 +174,8 @@ def test_lying_checkpoints(saved: Saved, cases: int):
                 one_line(warning)
             assert found is not None
             if found:
-                assert len(run.accuracy) == len(run.loss) == n
-                assert run.snapshot()[0].keys() >= {"server.w", "run.accuracy"}
+                assert len(run.score) == len(run.loss) == n
+                assert run.snapshot()[0].keys() >= {"server.w", "run.score"}
             return "refused" if warnings else "accepted"
 
         drive("lying checkpoints", cases, one)

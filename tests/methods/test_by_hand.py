@@ -105,7 +105,7 @@ def test_same_models(by_hand: ModuleType, name: str) -> None:
         for i, client in enumerate(clients):
             own = by_hand.flat(client.model.parameters())
             torch.testing.assert_close(run.personal_model(i), own, rtol=0, atol=1e-5)
-            assert run.accuracy[i] == pytest.approx(client.accuracy())
+            assert run.score[i] == pytest.approx(client.accuracy())
         if name != "control":
             alpha = run.alpha()
             assert alpha is not None

@@ -98,8 +98,8 @@ def assert_scoring_has_no_effect(algorithm: Algorithm) -> None:
     scored, _ = start(algorithm)
     unscored, _ = start(algorithm, evaluate_every=9_999)
     for _ in range(ROUNDS):
-        assert scored.step()["mean_accuracy"] is not None
-        assert unscored.step()["mean_accuracy"] is None
+        assert scored.step()["mean_score"] is not None
+        assert unscored.step()["mean_score"] is None
     _assert_same(scored.server, unscored.server)
     for i in range(CLIENTS):
         _assert_same(scored.state(i), unscored.state(i))

@@ -263,7 +263,7 @@ def test_who_is_scored_with_what() -> None:
         for i in (touched, untouched):
             data = run.federation.test(i)
             correct, loss = run.task.score(run.personal_model(i), data)
-            assert run.accuracy[i] == correct / len(data)
+            assert run.score[i] == correct / len(data)
             assert run.loss[i] == pytest.approx(loss / len(data))
 
 
@@ -330,8 +330,8 @@ def test_q12_scoring_has_no_side_effect(method: type[Algorithm]) -> None:
             record = run.step()
         runs[0].personal_model(1)
         runs[0].global_model()
-    assert record["mean_accuracy"] is None
-    assert runs[0].history[0]["mean_accuracy"] is not None
+    assert record["mean_score"] is None
+    assert runs[0].history[0]["mean_score"] is not None
     identical(runs[0].server, runs[1].server)
     for i in range(N):
         identical(runs[0].state(i), runs[1].state(i))

@@ -178,7 +178,7 @@ def test_without_candidates_it_is_local_on_its_training_part(include_self):
             states[i], _ = Local(train=TRAIN).local_update(run.task, *args)
     for i in range(N):
         assert torch.equal(run.personal_model(i), states[i]["w"])
-    assert record["images"] == sum(
+    assert record["samples"] == sum(
         2 * ((n - n // 5) // 3) * 3 for n in (len(run.federation.train(i)) for i in cohort)
     )
 

@@ -138,8 +138,8 @@ def test_adaptation_leaves_no_trace(model):
         PerFedAvg(train=TRAIN), data, cohort=M, rounds=30, model=model, evaluate_every=30
     )
     for _ in range(4):
-        assert scored.step()["mean_accuracy"] is not None
-        assert unscored.step()["mean_accuracy"] is None
+        assert scored.step()["mean_score"] is not None
+        assert unscored.step()["mean_score"] is None
     before = scored.server["w"].clone()
     adapted = scored.personal_model(0)
     assert not torch.equal(adapted, before)
@@ -195,7 +195,7 @@ def test_bytes_images_and_an_unanswered_round():
     record = run.step()
     assert record["bytes_down"] == record["bytes_up"] == 4 * M * NET.d
     sizes = [len(run.federation.train(i)) for i in record["cohort"]]
-    assert record["images"] == sum(2 * (n // 6) * 6 for n in sizes)
+    assert record["samples"] == sum(2 * (n // 6) * 6 for n in sizes)
     before = run.server["w"]
     record = run.step()
     assert (record["bytes_down"], record["bytes_up"]) == (4 * M * NET.d, 0)

@@ -133,11 +133,9 @@ def test_p1_mu_zero_is_fedavg(method: type[Algorithm], options: dict[str, Any]) 
         assert run.touched(i) == fedavg.touched(i)
         if run.touched(i):
             assert torch.equal(run.state(i)["v"], fedavg.state(i)["v"])
-    assert np.array_equal(run.accuracy, control.accuracy)
+    assert np.array_equal(run.score, control.score)
     assert np.array_equal(run.loss, control.loss)
-    assert [r["mean_accuracy"] for r in run.history] == [
-        r["mean_accuracy"] for r in control.history
-    ]
+    assert [r["mean_score"] for r in run.history] == [r["mean_score"] for r in control.history]
     alpha = run.alpha()
     assert alpha is not None
     assert (alpha["alpha"] == np.float32(1 / M)).all()
@@ -529,8 +527,8 @@ def test_q12_scoring_has_no_side_effect(method: type[Algorithm], options: dict[s
             record = run.step()
         runs[0].personal_model(0)
         runs[0].global_model()
-    assert record["mean_accuracy"] is None
-    assert runs[0].history[0]["mean_accuracy"] is not None
+    assert record["mean_score"] is None
+    assert runs[0].history[0]["mean_score"] is not None
     identical(runs[0].server, runs[1].server)
     for i in range(N):
         identical(runs[0].state(i), runs[1].state(i))

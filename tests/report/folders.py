@@ -121,13 +121,13 @@ def _history(
         record = {
             "round": t,
             "cohort": list(range(cohort)),
-            "mean_accuracy": float(final.mean() * grown),
-            "client_accuracy": np.round(final * grown, 4).tolist(),
+            "mean_score": float(final.mean() * grown),
+            "client_score": np.round(final * grown, 4).tolist(),
             "mean_loss": 1.0,
             "bytes_down": int(100_000 * ratio),
             "bytes_up": int(100_000 * ratio),
             "dropped": list(dropped) if t == 2 else [],
-            "images": 500,
+            "samples": 500,
             "train_seconds": 0.25,
             "seconds": 0.5,
         }

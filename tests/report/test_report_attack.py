@@ -68,7 +68,7 @@ def test_attackers_are_named_and_means_are_over_the_others(folders: dict[str, Pa
         assert {row["attacker"] for row in rows} == {"yes", "no"}
         honest = [row for i, row in enumerate(rows) if i not in found]
         mean = np.mean([float(row["last10"]) for row in honest])
-        assert summary["last10_accuracy"] == pytest.approx(mean)
+        assert summary["mean_score"] == pytest.approx(mean)
         gains = np.array([float(row["gain_over_local"]) for row in honest])
         assert summary["gain_mean"] == pytest.approx(gains.mean())
         assert summary["clients_harmed"] == (gains < 0).sum()

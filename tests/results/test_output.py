@@ -31,9 +31,9 @@ ROUNDS = 12
 CLIENTS = 14
 METHODS_RUN = ["fedavg", "local", "pgfed", "fedavg-local"]
 SUMMARY = [
-    *("method", "seed", "rounds", "best_accuracy", "best_round", "final_accuracy"),
-    *("last10_accuracy", "rounds_to_70", "gain_mean", "gain_std", "clients_harmed"),
-    *("bytes_down", "bytes_up", "images_per_second", "seconds"),
+    *("method", "seed", "rounds", "best_score", "best_round", "final_score"),
+    *("mean_score", "rounds_to_70", "gain_mean", "gain_std", "clients_harmed"),
+    *("bytes_down", "bytes_up", "samples_per_second", "seconds"),
 ]
 
 
@@ -92,17 +92,17 @@ def test_summary(run: tuple[Path, Result]) -> None:
     ]
     for row in summary:
         records = history(folder / row["method"] / f"seed-{row['seed']}")
-        accuracy = [record["mean_accuracy"] for record in records]
-        assert row["best_accuracy"] == max(accuracy)
+        accuracy = [record["mean_score"] for record in records]
+        assert row["best_score"] == max(accuracy)
         assert row["best_round"] == accuracy.index(max(accuracy)) + 1
-        assert row["final_accuracy"] == accuracy[-1]
-        assert row["last10_accuracy"] == pytest.approx(np.mean(accuracy[-10:]))
+        assert row["final_score"] == accuracy[-1]
+        assert row["mean_score"] == pytest.approx(np.mean(accuracy[-10:]))
         reached = [k for k, a in enumerate(accuracy, start=1) if a >= 0.7]
         assert row["rounds_to_70"] == (reached[0] if reached else None)
         assert row["bytes_down"] == sum(r["bytes_down"] for r in records)
         assert row["bytes_up"] == sum(r["bytes_up"] for r in records)
-        images, seconds = (sum(r[key] for r in records) for key in ("images", "train_seconds"))
-        assert row["images_per_second"] == pytest.approx(images / seconds)
+        images, seconds = (sum(r[key] for r in records) for key in ("samples", "train_seconds"))
+        assert row["samples_per_second"] == pytest.approx(images / seconds)
     assert {r["rounds_to_70"] for r in summary} - {None}, "the task is too hard to test this"
 
 
@@ -126,7 +126,7 @@ def test_clients(run: tuple[Path, Result]) -> None:
         assert list(found[0])[:7] == leading
         assert [int(row["client"]) for row in found] == list(range(CLIENTS))
         summary = next(r for r in result.summary if (r["method"], r["seed"]) == (method, 7))
-        for column, key in (("best", "best_accuracy"), ("final", "final_accuracy")):
+        for column, key in (("best", "best_score"), ("final", "final_score")):
             mean = np.mean([float(row[column]) for row in found])
             assert mean == pytest.approx(summary[key])
         gains = np.array([float(row["gain_over_local"]) for row in found])

@@ -54,9 +54,9 @@ def test_a_real_run_is_read_and_agrees_with_its_summary(tmp_path: Path) -> None:
     for method in group.methods:
         for index, seed in enumerate(method.seeds):
             expected = summary[method.name, seed]
-            for which in ("last10", "best", "final"):
+            for which, key in (("last10", "mean"), ("best", "best"), ("final", "final")):
                 found = method.accuracy(which)[index]  # type: ignore[arg-type]
-                assert found == pytest.approx(expected[f"{which}_accuracy"])
+                assert found == pytest.approx(expected[f"{key}_score"])
             history = method.runs[seed].history
             assert history.clients is not None
             np.testing.assert_allclose(
@@ -64,7 +64,7 @@ def test_a_real_run_is_read_and_agrees_with_its_summary(tmp_path: Path) -> None:
             )
             assert history.sent[-1] == expected["bytes_down"] + expected["bytes_up"]
             assert history.images / history.train_seconds == pytest.approx(
-                expected["images_per_second"]
+                expected["samples_per_second"]
             )
         gain = group.gain(method)
         if gain is not None:
@@ -127,9 +127,9 @@ HISTORY, CLIENTS = "pgfed/seed-0/history.jsonl", "pgfed/seed-0/clients.csv"
 DAMAGES = {
     "history not JSON": _damage(HISTORY, _replace('{"round": 2', '{"rou')),
     "history not objects": _damage(HISTORY, lambda p: p.write_text("3\n")),
-    "history without a key": _damage(HISTORY, _replace('"images"', '"pictures"')),
-    "history with a wrong type": _damage(HISTORY, _replace('"images": 500', '"images": "x"')),
-    "history with odd sites": _damage(HISTORY, _replace('"images"', '"sites": [3], "images"')),
+    "history without a key": _damage(HISTORY, _replace('"samples"', '"pictures"')),
+    "history with a wrong type": _damage(HISTORY, _replace('"samples": 500', '"samples": "x"')),
+    "history with odd sites": _damage(HISTORY, _replace('"samples"', '"sites": [3], "samples"')),
     "history empty": _damage(HISTORY, lambda p: p.write_text("")),
     "clients without a column": _damage(CLIENTS, _replace("last10", "last9")),
     "clients cut short": _damage(CLIENTS, lambda p: p.write_text(p.read_text()[:-30])),

@@ -45,7 +45,7 @@ def test_best_is_the_best_on_validation_data(method: str, tmp_path: Path) -> Non
     best = package.run(arrays(), methods=[method], keep="best", out=tmp_path / "best", **options())
     seed = tmp_path / f"best/{method}/seed-1"
     history = [json.loads(line) for line in (seed / "history.jsonl").read_text().splitlines()]
-    validation = [record["mean_validation_accuracy"] for record in history]
+    validation = [record["mean_validation_score"] for record in history]
     kept = manifest(seed)
     assert (kept["kept"], kept["round"]) == ("best", 1 + int(np.argmax(validation)))
     assert kept["round"] < ROUNDS, "the last round is the best: choose other data"

@@ -157,7 +157,7 @@ def test_validation_data_decides_and_test_data_does_not(tmp_path: Path) -> None:
         )
         for lr in (1e-6, 0.1)
     ]  # fmt: skip
-    on_test = [run.summary[0]["last10_accuracy"] for run in runs]
+    on_test = [run.summary[0]["mean_score"] for run in runs]
     assert on_test[0] > on_test[1] + 0.2
 
 
@@ -170,9 +170,9 @@ def test_the_score_is_the_mean_of_the_last_ten_rounds(tmp_path: Path) -> None:
         lr=0.01, backend="serial",
     )  # fmt: skip
     history = run.outcomes[0].history
-    last = [record["mean_validation_accuracy"] for record in history[-10:]]
+    last = [record["mean_validation_score"] for record in history[-10:]]
     assert tried.validation_accuracy == pytest.approx(np.mean(last), abs=1e-12)
-    assert tried.validation_accuracy != pytest.approx(history[-1]["mean_validation_accuracy"])
+    assert tried.validation_accuracy != pytest.approx(history[-1]["mean_validation_score"])
 
 
 def test_a_validation_share_of_ones_own_stays(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pgfed.engine.rounds import Run
 
 KEPT = 2
-FORMAT = 1
+FORMAT = 2
 
 
 class Checkpoints:
@@ -164,8 +164,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             digests.append(digest)
         if not all(type(n) is int and 0 <= n < 10**9 for n in numbers):
             raise ValueError("its rounds and clients are no numbers")
-        if not all(type(d) is str for d in digests) or type(body["best_accuracy"]) is not float:
-            raise ValueError("its checksums or its best accuracy are none")
+        if not all(type(d) is str for d in digests) or type(body["best_score"]) is not float:
+            raise ValueError("its checksums or its best score are none")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedFile(f"{path.name}: {error}") from error
     return body

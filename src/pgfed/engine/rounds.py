@@ -76,14 +76,14 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.store = store or ClientStore()
         n = len(federation)
-        self.accuracy = np.full(n, np.nan)
+        self.score = np.full(n, np.nan)
         self.loss = np.full(n, np.nan)
-        self.validation_accuracy = np.full(n, np.nan)
+        self.validation_score = np.full(n, np.nan)
         self._unscored = np.ones(n, dtype=np.bool_)
         self.best_round = 0
-        self.best_accuracy = -1.0
-        self.best_accuracy_per_client = np.full(n, np.nan)
-        self.last_accuracies = np.empty((0, n))  # of the last ten rounds, a row each
+        self.best_score = -1.0
+        self.best_score_per_client = np.full(n, np.nan)
+        self.last_scores = np.empty((0, n))  # of the last ten rounds, a row each
 
     @property
     def finished(self) -> bool:
@@ -143,12 +143,12 @@ class Run:
 
         scores = self._score(dropped) if self._scored(t) else {}
         if t > self.rounds - LAST_ROUNDS:
-            self.last_accuracies = np.vstack([self.last_accuracies, self.accuracy])
-        images = sum(self.algorithm.images(self.federation.trains_on(i)) for i in results)
+            self.last_scores = np.vstack([self.last_scores, self.score])
+        samples = sum(self.algorithm.images(self.federation.trains_on(i)) for i in results)
         return {
             "round": t,
             "cohort": cohort,
-            "mean_accuracy": None,
+            "mean_score": None,
             "mean_loss": None,
             **scores,
             "bytes_down": sum(down.values()),
@@ -159,7 +159,7 @@ class Run:
             "bytes_by_key": {"down": dict(down), "up": dict(up)},
             "dropped": dropped,
             "left_out": left_out,
-            "images": images,
+            "samples": samples,
             "train_seconds": train_seconds,
             "client_seconds": {i: results[i][2]["seconds"] for i in sorted(results)},
             "seconds": time.perf_counter() - began,
@@ -187,29 +187,29 @@ class Run:
                 dropped.append({"client": i, "reason": f"score: {reason}"})
                 continue
             if s["test_n"]:
-                self.accuracy[i] = s["test_correct"] / s["test_n"]
+                self.score[i] = s["test_correct"] / s["test_n"]
                 self.loss[i] = s["test_loss"] / s["test_n"]
             if s["validation_n"]:
-                self.validation_accuracy[i] = s["validation_correct"] / s["validation_n"]
+                self.validation_score[i] = s["validation_correct"] / s["validation_n"]
             self._unscored[i] = False
-        mean = self._mean_of(self.accuracy)
-        if mean is not None and (mean > self.best_accuracy or self.algorithm.scored_last):
-            self.best_round, self.best_accuracy = self.round, mean
-            self.best_accuracy_per_client = self.accuracy.copy()
+        mean = self._mean_of(self.score)
+        if mean is not None and (mean > self.best_score or self.algorithm.scored_last):
+            self.best_round, self.best_score = self.round, mean
+            self.best_score_per_client = self.score.copy()
         scores: dict[str, Any] = {
-            "mean_accuracy": mean,
+            "mean_score": mean,
             "mean_loss": self._mean_of(self.loss),
             "bytes_eval": len(clients) * sum(payload_bytes(public).values()),
         }
         if self.info.clients <= CURVES:
-            scores["client_accuracy"] = [
-                None if np.isnan(a) else round(float(a), 4) for a in self.accuracy
+            scores["client_score"] = [
+                None if np.isnan(a) else round(float(a), 4) for a in self.score
             ]
-        known = self._honest & ~np.isnan(self.accuracy)
+        known = self._honest & ~np.isnan(self.score)
         if diverged := int(np.isnan(self.loss[known]).sum()):
             scores["diverged"] = diverged  # clients whose model holds NaN
-        validation = self._mean_of(self.validation_accuracy)
-        return scores if validation is None else {**scores, "mean_validation_accuracy": validation}
+        validation = self._mean_of(self.validation_score)
+        return scores if validation is None else {**scores, "mean_validation_score": validation}
 
     def _mean_of(self, values: NDArray[np.float64]) -> float | None:
         """The mean over the honest clients that have a value; losses may be infinite."""
@@ -226,11 +226,11 @@ class Run:
     # -- stopping and going on ------------------------------------------------------------------
 
     _SCORES = (
-        "accuracy",
+        "score",
         "loss",
-        "validation_accuracy",
-        "best_accuracy_per_client",
-        "last_accuracies",
+        "validation_score",
+        "best_score_per_client",
+        "last_scores",
     )
 
     def snapshot(self) -> tuple[State, dict[str, Any]]:
@@ -238,7 +238,7 @@ class Run:
         cut = {f"server.{k}": v for k, v in self.server.items()}
         cut |= {f"run.{k}": torch.from_numpy(getattr(self, k).copy()) for k in self._SCORES}
         cut["run.unscored"] = torch.from_numpy(np.flatnonzero(self._unscored))
-        return cut, {"best_round": self.best_round, "best_accuracy": self.best_accuracy}
+        return cut, {"best_round": self.best_round, "best_score": self.best_score}
 
     def restore(self, cut: State, meta: dict[str, Any]) -> None:
         """Go on after round ``meta["round"]``; `Checkpoints` puts back the rest."""
@@ -249,7 +249,7 @@ class Run:
         self._unscored[:] = False
         self._unscored[cut["run.unscored"].numpy()] = True
         self.round = meta["round"]
-        self.best_round, self.best_accuracy = meta["best_round"], meta["best_accuracy"]
+        self.best_round, self.best_score = meta["best_round"], meta["best_score"]
 
     # -- what came out -------------------------------------------------------------------------
 

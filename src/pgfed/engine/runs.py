@@ -207,7 +207,7 @@ class Outcome:
     best: Floats  # per client, in the round whose mean was best on test data
     final: Floats  # per client, after the last round
     last10: Floats  # per client, mean of the last ten rounds
-    best_accuracy: float | None  # mean over the clients
+    best_score: float | None  # mean over the clients
     best_round: int | None
     alpha: dict[str, Any] | None
     gain: Floats | None = None  # per client: last10 over Local's under the same seed
@@ -228,10 +228,10 @@ class Outcome:
             np.array([float(row[key] or "nan") for row in rows])
             for key in ("best", "final", "last10")
         )
-        scored = [r for r in history if r["mean_accuracy"] is not None]
+        scored = [r for r in history if r["mean_score"] is not None]
         top = None
         if scored:
-            first_best = max(scored, key=lambda r: r["mean_accuracy"])
+            first_best = max(scored, key=lambda r: r["mean_score"])
             top = scored[-1] if algorithm.scored_last else first_best
         return cls(
             method=method,
@@ -241,7 +241,7 @@ class Outcome:
             best=best,
             final=final,
             last10=last10,
-            best_accuracy=None if top is None else top["mean_accuracy"],
+            best_score=None if top is None else top["mean_score"],
             best_round=None if top is None else top["round"],
             alpha=alpha,
             attackers=frozenset(i for i, row in enumerate(rows) if row.get("attacker") == "yes"),
@@ -251,8 +251,8 @@ class Outcome:
     def summary(self) -> dict[str, Any]:
         """One object of summary.json."""
         rounds, scored = self.history, self._scored()
-        last = [r["mean_accuracy"] for r in scored if r["round"] > len(rounds) - LAST]
-        reached = (r["round"] for r in scored if r["mean_accuracy"] >= 0.7)
+        last = [r["mean_score"] for r in scored if r["round"] > len(rounds) - LAST]
+        reached = (r["round"] for r in scored if r["mean_score"] >= 0.7)
         train_seconds = sum(r["train_seconds"] for r in rounds)
         gain = self.honest_gain
         gain_mean, gain_std = mean_std(np.array([]) if gain is None else gain)
@@ -260,17 +260,17 @@ class Outcome:
             "method": self.method,
             "seed": self.seed,
             "rounds": len(rounds),
-            "best_accuracy": self.best_accuracy,
+            "best_score": self.best_score,
             "best_round": self.best_round,
-            "final_accuracy": scored[-1]["mean_accuracy"] if scored else None,
-            "last10_accuracy": float(np.mean(last)) if last else None,
+            "final_score": scored[-1]["mean_score"] if scored else None,
+            "mean_score": float(np.mean(last)) if last else None,
             "rounds_to_70": next(reached, None),
             "gain_mean": number(gain_mean),
             "gain_std": number(gain_std),
             "clients_harmed": None if gain is None else int((gain < 0).sum()),
             "bytes_down": sum(r["bytes_down"] for r in rounds),
             "bytes_up": sum(r["bytes_up"] for r in rounds),
-            "images_per_second": sum(r["images"] for r in rounds) / train_seconds,
+            "samples_per_second": sum(r["samples"] for r in rounds) / train_seconds,
             "seconds": sum(r["seconds"] for r in rounds),
             **({"attackers": sorted(self.attackers)} if self.attackers else {}),
         }
@@ -305,7 +305,7 @@ class Outcome:
         ]
 
     def _scored(self) -> list[dict[str, Any]]:
-        return [r for r in self.history if r["mean_accuracy"] is not None]
+        return [r for r in self.history if r["mean_score"] is not None]
 
 
 def number(value: float) -> float | None:
@@ -367,7 +367,7 @@ def _is_best(run: Run) -> bool:
 
     Never for a method that has one result, at the end.
     """
-    *before, last = [record.get("mean_validation_accuracy", -1.0) for record in run.history]
+    *before, last = [record.get("mean_validation_score", -1.0) for record in run.history]
     return not run.algorithm.scored_last and last > max(before, default=-1.0)
 
 
@@ -426,10 +426,10 @@ def run_method(
             seed=seed,
             history=run.history,
             n_clients=len(setup.federation),
-            best=run.best_accuracy_per_client,
-            final=run.accuracy,
-            last10=run.last_accuracies.mean(axis=0),
-            best_accuracy=run.best_accuracy if run.best_round else None,
+            best=run.best_score_per_client,
+            final=run.score,
+            last10=run.last_scores.mean(axis=0),
+            best_score=run.best_score if run.best_round else None,
             best_round=run.best_round or None,
             alpha=run.alpha(),
             attackers=run.attackers,

@@ -106,11 +106,11 @@ class TensorBoard:
     def _write(self, record: dict[str, Any], run: Run | None) -> None:
         """One round; ``run``: as it is right after it, None when told from the history."""
         t = record["round"]
-        scored = record["mean_accuracy"] is not None
-        accuracies = run.accuracy if run is not None and scored else _accuracies(record)
+        scored = record["mean_score"] is not None
+        accuracies = run.score if run is not None and scored else _accuracies(record)
         scalars = {
-            "accuracy/mean": record["mean_accuracy"],
-            "accuracy/validation": record.get("mean_validation_accuracy"),
+            "accuracy/mean": record["mean_score"],
+            "accuracy/validation": record.get("mean_validation_score"),
             "loss/mean": record["mean_loss"],
             "bytes/down": record["bytes_down"],
             "bytes/up": record["bytes_up"],
@@ -118,7 +118,7 @@ class TensorBoard:
             "clients/counted": len(
                 set(record["cohort"]) - {drop["client"] for drop in record["dropped"]}
             ),
-            "speed/images_per_second": record["images"] / max(record["train_seconds"], 1e-9),
+            "speed/images_per_second": record["samples"] / max(record["train_seconds"], 1e-9),
         }
         if accuracies is not None:
             scalars |= self._of_clients(t, accuracies)
@@ -184,7 +184,7 @@ def _rgb(colour: str) -> tuple[int, ...]:
 
 def _accuracies(record: dict[str, Any]) -> Floats | None:
     """Per client, where the history has them."""
-    found = record.get("client_accuracy")
+    found = record.get("client_score")
     return None if found is None else np.array(found, dtype=np.float64)
 
 

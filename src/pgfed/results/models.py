@@ -154,7 +154,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 def _scores(run: Run, client: int) -> dict[str, float | None]:
     """Of the model as it is now, on the client's own test data."""
-    return {"accuracy": number(run.accuracy[client]), "loss": number(run.loss[client])}
+    return {"accuracy": number(run.score[client]), "loss": number(run.loss[client])}
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:

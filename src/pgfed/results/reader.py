@@ -217,9 +217,9 @@ def _history(records: Sequence[Mapping[str, Any]], path: Path) -> History:
         sent = np.cumsum([float(r["bytes_down"]) + float(r["bytes_up"]) for r in records])
         return History(
             rounds=[int(r["round"]) for r in records],
-            accuracy=[None if (a := r["mean_accuracy"]) is None else float(a) for r in records],
+            accuracy=[None if (a := r["mean_score"]) is None else float(a) for r in records],
             sent=sent.tolist(),
-            images=sum(int(r["images"]) for r in records),
+            images=sum(int(r["samples"]) for r in records),
             train_seconds=sum(float(r["train_seconds"]) for r in records),
             seconds=sum(float(r["seconds"]) for r in records),
             dropped=[
@@ -229,7 +229,7 @@ def _history(records: Sequence[Mapping[str, Any]], path: Path) -> History:
             ],
             health=health(records),
             left_out=[(int(r["round"]), int(i)) for r in records for i in r.get("left_out", ())],
-            clients=_client_curves([r for r in records if r["mean_accuracy"] is not None]),
+            clients=_client_curves([r for r in records if r["mean_score"] is not None]),
             sites=_sites(records),
         )
     except KeyError as error:
@@ -261,9 +261,9 @@ def _site(client: int, records: Sequence[Mapping[str, Any]]) -> Site:
 
 
 def _client_curves(scored: Sequence[Mapping[str, Any]]) -> Floats | None:
-    if not scored or not all("client_accuracy" in record for record in scored):
+    if not scored or not all("client_score" in record for record in scored):
         return None
-    return np.array([record["client_accuracy"] for record in scored], dtype=np.float64)
+    return np.array([record["client_score"] for record in scored], dtype=np.float64)
 
 
 def _read_clients(path: Path, expected: int | None) -> list[dict[str, str]]:

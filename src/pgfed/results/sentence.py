@@ -59,7 +59,7 @@ class Health:
 
 def health(records: Sequence[Mapping[str, Any]]) -> Health:
     """From the lines of a history.jsonl."""
-    scored = [record for record in records if record["mean_accuracy"] is not None]
+    scored = [record for record in records if record["mean_score"] is not None]
     return Health(
         asked=sum(len(record["cohort"]) for record in records),
         refused=tuple(
@@ -108,13 +108,13 @@ def rows(outcomes: Sequence[Outcome]) -> list[dict[str, str]]:
         gain = _gains(runs)
         values = (
             method,
-            percent(mean(runs, "last10_accuracy")),
-            percent(mean(runs, "best_accuracy")),
+            percent(mean(runs, "mean_score")),
+            percent(mean(runs, "best_score")),
             "" if method == "local" else points(mean(runs, "gain_mean")),
             "" if method == "local" else "–" if gain is None else f"{(gain > 0).sum():,}",
             "" if method == "local" else "–" if gain is None else f"{(gain < 0).sum():,}",
             size(np.mean([run.summary["bytes_down"] + run.summary["bytes_up"] for run in runs])),
-            f"{np.mean([run.summary['images_per_second'] for run in runs]):,.0f}",
+            f"{np.mean([run.summary['samples_per_second'] for run in runs]):,.0f}",
         )
         table.append(dict(zip(COLUMNS, values, strict=True)))
     return table
@@ -123,7 +123,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[dict[str, str]]:
 def sentence(outcomes: Sequence[Outcome]) -> str:
     """Did federating help, whom, and what did PGFed's own objective add?"""
     runs = _by_method(outcomes)
-    scores = {method: mean(of, "last10_accuracy") for method, of in runs.items()}
+    scores = {method: mean(of, "mean_score") for method, of in runs.items()}
     known = {method: score for method, score in scores.items() if score is not None}
     if not known:
         return "No client has test data, so nothing can be said about accuracy."

@@ -68,7 +68,7 @@ def _method(setup: Setup, backend: Serial, name: str, method: Algorithm) -> Esti
         cohort=len(backend.federation),
     )
     first, *_, last = [run.step() for _ in range(PROBE_ROUNDS)]
-    per_image = last["train_seconds"] / last["images"]
+    per_image = last["train_seconds"] / last["samples"]
     scoring = last["seconds"] - last["train_seconds"]
     per_score = scoring / max(1, int(backend.federation.n_test.sum()))
 

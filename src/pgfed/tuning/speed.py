@@ -166,7 +166,7 @@ class Lane:
         record = self._run.step()
         if record["dropped"]:
             raise AssertionError(f"not the work that was to be timed: {record['dropped']}")
-        return float(record["train_seconds"] / record["images"])
+        return float(record["train_seconds"] / record["samples"])
 
     def __enter__(self) -> Self:
         return self

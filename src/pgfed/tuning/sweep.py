@@ -225,9 +225,9 @@ class Sweep:
     def _score(self, experiment: Experiment) -> float:
         (outcome,) = execute(self._setup(experiment), [], Keeper())
         last = [
-            record["mean_validation_accuracy"]
+            record["mean_validation_score"]
             for record in outcome.history[-LAST:]
-            if record.get("mean_validation_accuracy") is not None
+            if record.get("mean_validation_score") is not None
         ]
         return float(np.mean(last))
 

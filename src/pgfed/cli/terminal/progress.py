@@ -53,10 +53,10 @@ class Progress:
     def round(self, record: dict[str, Any]) -> None:
         self.done += 1
         self.ran += 1
-        self._images += record["images"]
+        self._images += record["samples"]
         self._seconds += record["train_seconds"]
-        if record["mean_accuracy"] is not None:
-            self.accuracy = record["mean_accuracy"]
+        if record["mean_score"] is not None:
+            self.accuracy = record["mean_score"]
         self.show(record["round"])
 
     def end(self, outcome: Outcome) -> None:

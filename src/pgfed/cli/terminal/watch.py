@@ -75,9 +75,9 @@ def _read(path: Path, method: str, seed: int, rounds: int) -> Progress:
             seed,
             rounds,
             done=len(records),
-            accuracy=tuple(r["mean_accuracy"] for r in records if r["mean_accuracy"] is not None),
+            accuracy=tuple(r["mean_score"] for r in records if r["mean_score"] is not None),
             sent=sum(r["bytes_down"] + r["bytes_up"] for r in records),
-            images=sum(r["images"] for r in records),
+            images=sum(r["samples"] for r in records),
             train_seconds=sum(r["train_seconds"] for r in records),
             seconds=sum(r["seconds"] for r in records),
         )

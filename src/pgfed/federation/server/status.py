@@ -72,7 +72,7 @@ class Status:
         for i, facts in record["sites"].items():
             if "accuracy" in facts:
                 self.site(int(i))["accuracy"] = facts["accuracy"]
-        self.write(round=record["round"], accuracy=record["mean_accuracy"])
+        self.write(round=record["round"], accuracy=record["mean_score"])
 
     def tell(self, text: str) -> None:
         """A line for people."""
