@@ -19,8 +19,8 @@ from pgfed.engine.backends.process import Process
 from pgfed.engine.checkpoints import Checkpoints
 from pgfed.engine.rounds import Run
 from pgfed.engine.store import ClientStore
-from pgfed.methods.settings import TrainConfig
 from pgfed.methods.registry import get
+from pgfed.methods.settings import TrainConfig
 from pgfed.tuning.speed import EPOCHS, random_federation
 
 CLIENTS, COHORT = 25, 6

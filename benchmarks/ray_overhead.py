@@ -18,8 +18,8 @@ from pgfed.engine.backends.base import Backend
 from pgfed.engine.backends.process import Process, available_cores
 from pgfed.engine.backends.ray import Ray
 from pgfed.engine.rounds import Run
-from pgfed.methods.settings import TrainConfig
 from pgfed.methods.pgfed_mo import PGFedMo
+from pgfed.methods.settings import TrainConfig
 from pgfed.tuning.speed import random_federation
 
 CLIENTS = 25

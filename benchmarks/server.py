@@ -17,11 +17,11 @@ from benchmarks.text import show, table
 from pgfed.engine.client import one_thread
 from pgfed.engine.replies import payload_bytes
 from pgfed.methods import alphas as pairs
-from pgfed.methods.contract import FederationInfo
 from pgfed.methods.averaging import Mean
-from pgfed.methods.values import State, Update
+from pgfed.methods.contract import FederationInfo
 from pgfed.methods.randomness import draw_cohort
 from pgfed.methods.registry import get
+from pgfed.methods.values import State, Update
 from pgfed.model.networks import make_task
 from pgfed.results.formats import size
 from pgfed.tuning.speed import CIFAR

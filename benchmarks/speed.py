@@ -17,8 +17,8 @@ import torch
 from benchmarks.plain import PlainLoop
 from benchmarks.text import show, table, verdict
 from pgfed.engine.backends.process import available_cores
-from pgfed.methods.settings import TrainConfig
 from pgfed.methods.registry import METHODS, get
+from pgfed.methods.settings import TrainConfig
 from pgfed.model.networks import CNN
 from pgfed.results.formats import percent
 from pgfed.tuning.speed import CIFAR, EPOCHS, Lane, in_turns, measure, random_federation

@@ -24,11 +24,10 @@ from pgfed.engine.backends.process import available_cores
 from pgfed.engine.client import become_worker
 from pgfed.methods import alphas as pairs
 from pgfed.methods import expansions as risks
+from pgfed.methods.pgfed import PGFed
 from pgfed.methods.randomness import Rng
 from pgfed.methods.settings import TrainConfig
-from pgfed.methods.contract import batches, mean_gradient
 from pgfed.methods.steps import sgd
-from pgfed.methods.pgfed import PGFed
 from pgfed.model.networks import make_task
 from pgfed.model.task import Task
 from pgfed.tuning.speed import CIFAR, random_federation
@@ -95,7 +94,7 @@ def by_hand(task: Task, theta: Tensor, data: Shard, rng: Rng, train: TrainConfig
     v1, u1, v2, u2, v3, u3, v4, u4 = (e.view(v) for e in task._trained)
     v2_rows = v2.permute(0, 2, 3, 1).view(64, -1)
     pooling = ([2, 2], [2, 2], [0, 0], [1, 1], False)
-    for x, y in batches(data, train.batch_size, rng, epochs=train.epochs, purpose="train"):
+    for x, y in task.batches(data, train.batch_size, rng, epochs=train.epochs):
         v.mul_(train.momentum)
         c1 = aten.convolution(x, w1, b1, *ANY)
         p1, at1 = aten.max_pool2d_with_indices(c1, *pooling)
@@ -167,7 +166,7 @@ def _measure(batch: int, seconds: float) -> list[list[float]]:
         (lambda: sgd(task, start, data, rng, train), steps),
         (lambda: by_hand(task, start, data, rng, train), steps),
         (lambda: pgfed.local_update(task, state, message, data, rng), steps),
-        (lambda: mean_gradient(task, start, data, rng, train), steps),
+        (lambda: task.mean_gradient(start, data, rng, train.batch_size), steps),
         *((operation, 1) for operation, _ in operations(batch).values()),
     ]
     rows = []

@@ -11,8 +11,8 @@ from statistics import median
 from benchmarks.plain import PlainLoop
 from benchmarks.text import show, table, verdict
 from pgfed.engine.backends.process import available_cores
-from pgfed.methods.settings import TrainConfig
 from pgfed.methods.registry import get
+from pgfed.methods.settings import TrainConfig
 from pgfed.tuning.speed import EPOCHS, Lane, in_turns, random_federation
 
 

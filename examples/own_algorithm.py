@@ -9,15 +9,12 @@ Li et al. Federated optimization in heterogeneous networks. MLSys 2020.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from annotated_types import Ge
 from torch import Tensor
 
-from pgfed.data.federation import Shard
-from pgfed.methods.contract import Algorithm
-from pgfed.methods.values import Message, State, Update
-from pgfed.methods.randomness import Rng
-from pgfed.methods.steps import sgd
-from pgfed.model.task import Task
+from pgfed.methods import Algorithm, Message, Rng, Shard, State, Task, Terms, Update, sgd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +23,7 @@ class FedProx(Algorithm):
     summary = "FedAvg on a leash: clients pay for leaving the common model"
     leaves = {"w": "model", "n": "count"}
 
-    leash: float = 0.1  # mu, weight of the squared distance to the common model
+    leash: Annotated[float, Ge(0), "mu, weight of the squared distance to the common model"] = 0.1
 
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
@@ -36,15 +33,9 @@ class FedProx(Algorithm):
         def pull_back(theta: Tensor, gradient: Tensor) -> None:
             gradient.add_(theta - start, alpha=self.leash)
 
-        w, v = sgd(
-            task, message["w"], data, rng, self.train, velocity=state.get("v"), extra=pull_back
-        )
-        return self.keep(v=v), {"w": w, "n": len(data)}
-
-    def personal_model(
-        self, task: Task, state: State, public: Message, data: Shard, rng: Rng
-    ) -> Tensor:
-        return public["w"]
+        terms = Terms(extra=pull_back)
+        w, kept = sgd(task, message["w"], data, rng, self.train, state, terms=terms)
+        return self.keep(**kept), {"w": w, "n": len(data)}
 
 
 if __name__ == "__main__":

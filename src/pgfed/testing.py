@@ -8,6 +8,7 @@ The same checks run over every method that pgfed ships.
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,11 +27,13 @@ from pgfed.engine.checkpoints import Checkpoints
 from pgfed.engine.durable import state_from_bytes, state_to_bytes
 from pgfed.engine.rounds import Run
 from pgfed.engine.store import ClientStore
-from pgfed.methods.contract import Algorithm
 from pgfed.methods.averaging import Mean
-from pgfed.methods.randomness import Rng, draw_cohort
-from pgfed.methods.values import State
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.randomness import Rng, ServerRng, draw_cohort
 from pgfed.methods.settings import TrainConfig
+from pgfed.methods.values import State
+from pgfed.model.flat import Stepped
+from pgfed.model.task import Task
 
 CLIENTS, COHORT, ROUNDS = 6, 3, 4
 TRAIN = TrainConfig(epochs=2, batch_size=8, lr=0.05)
@@ -151,7 +154,7 @@ def check_inputs_unchanged(cls: type[Algorithm], **fields: Any) -> None:
         for t in range(1, 4):
             watch("server state", server)
             cohort = draw_cohort(3, t, CLIENTS, COHORT)
-            messages = algorithm.messages(server, cohort)
+            messages = algorithm.messages(server, cohort, ServerRng(3, t))
             assert sorted(messages) == cohort, "messages: one for each client of the cohort"
             updates = {}
             for i in cohort:
@@ -163,7 +166,7 @@ def check_inputs_unchanged(cls: type[Algorithm], **fields: Any) -> None:
                 )
                 states[i] = new
                 updates[i] = watch("update", update)
-            server = algorithm.aggregate(server, updates, Mean())
+            server = algorithm.aggregate(server, updates, Mean(), ServerRng(3, t))
             public = watch("public", algorithm.public(server))
             for i, state in states.items():
                 watch("client state", state)
@@ -171,7 +174,7 @@ def check_inputs_unchanged(cls: type[Algorithm], **fields: Any) -> None:
                 assert model.shape == (task.layout.n,), "personal_model: one flat vector"
         shares = {
             i: watch("share", algorithm.share(states.get(i) or run.state(i), side.client(i)))
-            for i in range(CLIENTS)
+            for i in range(CLIENTS if algorithm.shares_of(task.layout) else 0)
         }
         watch("server state", server)
         model = algorithm.global_model(task, server, shares)
@@ -184,7 +187,85 @@ def check_updates_declared(cls: type[Algorithm], **fields: Any) -> None:
     """What leaves a client is what `leaves` declares: every reply passes the server's check."""
     with started(make(cls, fields)) as run:
         while not run.finished:
-            assert run.step()["dropped"] == [], run.history
+            for drop in run.step()["dropped"]:
+                raise AssertionError(
+                    f"the reply of client {drop['client']} is refused: {drop['reason']} "
+                    f"(leaves = {cls.leaves})"
+                )
+
+
+def check_home_stays(cls: type[Algorithm], **fields: Any) -> None:
+    """Nothing that is sent, then or later, depends on what `task.home` gave.
+
+    What is computed at home is exact, and not paid for under privacy: it must stay there. So the
+    method runs again with a home that gives nothing but zeros, and must send the same.
+    """
+    sent: list[dict[str, Any]] = []
+    for backend in (Serial, _Homeless):
+        algorithm = make(cls, fields)
+        seen: dict[str, Any] = {}
+        with started(algorithm, backend(trivial_federation(), small_model), rounds=6) as run:
+            _listen(algorithm, seen)
+            while not run.finished:
+                run.step()
+            seen["global model"] = run.global_model()
+        sent.append(seen)
+    check_equal(sent[0], sent[1], "with and without what task.home gave")
+
+
+def _listen(algorithm: Algorithm, seen: dict[str, Any]) -> None:
+    """Note every update that the method's server is given."""
+    aggregate = algorithm.aggregate
+
+    def listening(server: State, updates: Any, mean: Mean, rng: ServerRng) -> State:
+        for i, update in updates.items():
+            seen.update({f"update {rng.round} {i} {k}": v for k, v in update.items()})
+        return aggregate(server, updates, mean, rng)
+
+    object.__setattr__(algorithm, "aggregate", listening)
+
+
+class _Zero(Task):
+    """A task at which every gradient is zero."""
+
+    def add_gradient(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        out: Tensor,
+        *,
+        part: Stepped = "all",
+        training: bool = True,
+    ) -> Tensor:
+        return super().add_gradient(
+            theta.clone(), x, y, torch.zeros_like(out), part=part, training=training
+        )
+
+    def add_head_gradient(self, theta: Tensor, z: Tensor, y: Tensor, out: Tensor) -> Tensor:
+        return super().add_head_gradient(theta, z, y, torch.zeros_like(out))
+
+    def hessian_product(self, theta: Tensor, x: Tensor, y: Tensor, vector: Tensor) -> Tensor:
+        return torch.zeros_like(vector)
+
+
+class _WithZeroHome(Task):
+    """A task whose home gives nothing."""
+
+    @property
+    def home(self) -> Task:
+        home = copy.copy(self)
+        home.__class__ = _Zero  # type: ignore[assignment]
+        return home
+
+
+class _Homeless(Serial):
+    """Clients are given a task whose home gives nothing."""
+
+    def task(self, seed: int) -> Task:
+        task = super().task(seed)
+        task.__class__ = _WithZeroHome
+        return task
 
 
 def check_states_travel(cls: type[Algorithm], **fields: Any) -> None:
@@ -192,7 +273,7 @@ def check_states_travel(cls: type[Algorithm], **fields: Any) -> None:
     with started(make(cls, fields)) as run:
         while not run.finished:
             run.step()
-        messages = run.algorithm.messages(run.server, [0, 1])
+        messages = run.algorithm.messages(run.server, [0, 1], ServerRng(3, run.round + 1))
         for values in [run.server, messages[0], *(run.state(i) for i in range(CLIENTS))]:
             check_equal(values, state_from_bytes(state_to_bytes(values)), "after a file")
 

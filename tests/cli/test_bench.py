@@ -12,9 +12,8 @@ from cli.cli_tools import Done
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
 from pgfed.methods.randomness import Rng
-from pgfed.methods.settings import TrainConfig
-from pgfed.methods.contract import mean_gradient
 from pgfed.methods.registry import METHODS
+from pgfed.methods.settings import TrainConfig
 from pgfed.tuning import speed as bench
 from pgfed.tuning.speed import GradientPass, Lane, Speed, measure, random_federation
 
@@ -66,7 +65,7 @@ def test_the_pass_that_is_timed_is_the_one_pgfed_makes() -> None:
     _, update = run.algorithm.local_update(
         run.task, {}, {"w": run.server["w"]}, data.train(1), Rng(0, 1, 1)
     )
-    _, gradient = mean_gradient(run.task, run.server["w"], data.train(1), Rng(0, 1, 1), train)
+    _, gradient = run.task.mean_gradient(run.server["w"], data.train(1), Rng(0, 1, 1), 4)
     assert torch.equal(update["gradient"], gradient)
 
 

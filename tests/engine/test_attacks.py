@@ -18,10 +18,10 @@ from pgfed.engine.backends.process import Process
 from pgfed.engine.robust import make_mean
 from pgfed.engine.rounds import Run
 from pgfed.errors import UserError
-from pgfed.methods.values import Kind
 from pgfed.methods.randomness import Rng
-from pgfed.methods.settings import TrainConfig
 from pgfed.methods.registry import get
+from pgfed.methods.settings import TrainConfig
+from pgfed.methods.values import Kind
 from pgfed.testing import TRAIN, check_equal, outcome, small_model, started, trivial_federation
 
 LEAVES: dict[str, Kind] = {

@@ -21,10 +21,10 @@ from pgfed.engine.backends.process import Process
 from pgfed.engine.client import ClientError
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm
-from pgfed.methods.values import Message, State, Update
 from pgfed.methods.randomness import Rng
-from pgfed.methods.steps import sgd
 from pgfed.methods.registry import get
+from pgfed.methods.steps import sgd
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 from pgfed.testing import check_equal, make, outcome, small_model, started, trivial_federation
 
@@ -60,12 +60,12 @@ class Mortal(Algorithm):
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
-        w, v = sgd(task, message["w"], data, rng, self.train, velocity=state.get("v"))
+        w, kept = sgd(task, message["w"], data, rng, self.train, state)
         left = sorted(Path(self.deaths).iterdir()) if self.deaths else []
         if rng.client == 2 and left:
             left[0].unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.keep(v=v), {"w": w, "n": len(data)}
+        return self.keep(**kept), {"w": w, "n": len(data)}
 
     def personal_model(
         self, task: Task, state: State, public: Message, data: Shard, rng: Rng
@@ -164,7 +164,7 @@ def test_the_callers_threads_and_random_state_are_left_alone() -> None:
 ENDLESS = """
 import sys
 from pgfed.methods.registry import get
-from pgfed.engine import Process
+from pgfed.engine.backends.process import Process
 from pgfed.testing import TRAIN, make, small_model, started, trivial_federation
 from dataclasses import replace
 long = make(get("fedavg"), {"train": replace(TRAIN, epochs=10**9)})

@@ -32,12 +32,12 @@ from pgfed.engine.client import ClientError
 from pgfed.engine.rounds import Run
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm
-from pgfed.methods.values import Message, State, Update
-from pgfed.methods.randomness import Rng, draw_cohort
-from pgfed.methods.settings import TrainConfig
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.pgfed_mo import PGFedMo
+from pgfed.methods.randomness import Rng, draw_cohort
 from pgfed.methods.registry import METHODS, get
+from pgfed.methods.settings import TrainConfig
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 from pgfed.testing import check_equal, outcome
 

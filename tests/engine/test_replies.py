@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from pgfed.engine.backends.base import Payload, Serial
-from pgfed.engine.replies import collect, refusal, score_refusal
+from pgfed.engine.replies import Form, collect, refusal, score_refusal
 from pgfed.engine.rounds import Run
-from pgfed.methods.values import Kind, Message, State, Update
 from pgfed.methods.registry import METHODS, get
+from pgfed.methods.values import Kind, Message, State, Update
 from pgfed.model.layout import Layout
+from pgfed.model.objectives import CLASSES
 from pgfed.testing import TRAIN, check_equal, outcome, small_model, trivial_federation
 
 LIAR, ROUND = 2, 3  # who sends the bad reply, and when: PGFed's first full message is round 2's
@@ -217,17 +218,17 @@ def test_norm_bound_drops_long_gradients() -> None:
 
 
 def test_norm_bound_is_on_the_step_from_what_was_sent() -> None:
-    layout = Layout(b=2, h=2)
+    form = Form(Layout(b=2, h=2))
     declared: dict[str, Kind] = {"w": "model", "n": "count"}
     start = torch.tensor([100.0, 0.0, 0.0, 0.0])
     update: Update = {"w": start + torch.tensor([0.0, 3.0, 4.0, 0.0]), "n": 1}  # a step of length 5
-    assert refusal(declared, layout, {"w": start}, update, 1, 5.0) is None
-    reason = refusal(declared, layout, {"w": start}, update, 1, 4.9)
+    assert refusal(declared, form, {"w": start}, update, 1, 5.0) is None
+    reason = refusal(declared, form, {"w": start}, update, 1, 4.9)
     assert reason == "w: norm 5, allowed at most 4.9"
     # FedFomo sends no model to start from: there is no step to bound.
-    assert refusal(declared, layout, {}, update, 1, 4.9) is None
+    assert refusal(declared, form, {}, update, 1, 4.9) is None
     largest = {"w": torch.full((4,), 3e38), "n": 1}
-    reason = refusal(declared, layout, {"w": -largest["w"]}, largest, 1, 1e30)
+    reason = refusal(declared, form, {"w": -largest["w"]}, largest, 1, 1e30)
     assert reason == "w: norm inf, allowed at most 1e+30"
 
 
@@ -235,10 +236,9 @@ def test_norm_bound_is_on_the_step_from_what_was_sent() -> None:
 
 SCORES = {
     "test_n": 9,
-    "test_correct": 4,
+    "test_accuracy": 4 / 9,
     "test_loss": 3.5,
     "validation_n": 0,
-    "validation_correct": 0,
     "validation_loss": 0.0,
 }
 
@@ -246,17 +246,18 @@ SCORES = {
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"test_correct": 10}, "10 correct of 9 test samples"),
-        ({"test_correct": -1}, "-1 correct of 9 test samples"),
-        ({"test_n": 9.0}, "4 correct of 9.0 test samples"),
-        ({"validation_n": math.nan}, "0 correct of nan validation samples"),
+        ({"test_accuracy": 1.5}, "test_accuracy: 1.5 is not between 0 and 1"),
+        ({"test_accuracy": -0.1}, "test_accuracy: -0.1 is not between 0 and 1"),
+        ({"test_accuracy": math.nan}, "test_accuracy: nan is not between 0 and 1"),
+        ({"test_n": 9.0}, "9.0 test samples"),
+        ({"validation_n": math.nan}, "nan validation samples"),
         ({"test_loss": None}, "test_loss: None is not a number"),
     ],
 )
 def test_impossible_scores_are_not_used(values: State, reason: str) -> None:
-    assert score_refusal(SCORES) is None
-    assert score_refusal({**SCORES, "test_loss": math.nan}) is None  # diverged, and honest about it
-    assert score_refusal({**SCORES, **values}) == reason
+    assert score_refusal(SCORES, CLASSES) is None
+    assert score_refusal({**SCORES, "test_loss": math.nan}, CLASSES) is None  # diverged, and honest
+    assert score_refusal({**SCORES, **values}, CLASSES) == reason
 
     honest = run_with(Serial(trivial_federation(), small_model), "fedavg")
     run = run_with(Tampering("score", lambda s, first: [(LIAR, [{**s[0], **values}])]), "fedavg")

@@ -14,9 +14,10 @@ from torch import Tensor
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.robust import AGGREGATIONS, Krum, NormClip, TrimmedMean, make_mean
 from pgfed.errors import UserError
-from pgfed.methods.values import Kind, Update
 from pgfed.methods.averaging import Mean
+from pgfed.methods.randomness import ServerRng
 from pgfed.methods.registry import METHODS, get
+from pgfed.methods.values import Kind, Update
 from pgfed.testing import TRAIN, check_equal, outcome, small_model, started, trivial_federation
 
 LEAVES: dict[str, Kind] = {"w": "model", "gradient": "gradient", "r": "scalar", "n": "count"}
@@ -352,10 +353,10 @@ def test_feddyn_defends_h() -> None:
     honest = {i: {"w": torch.full((4,), 1.0)} for i in range(4)}
     attacked = {**honest, 4: {"w": torch.full((4,), -1e6)}}
     for name in ("median", "trimmed-mean", "krum"):
-        new = algorithm.aggregate(server, attacked, make_mean(name, cls.leaves))
+        new = algorithm.aggregate(server, attacked, make_mean(name, cls.leaves), ServerRng(0, 1))
         close(new["h"], -0.1 * 5 / 10 * np.ones(4))
         close(new["w"], np.ones(4) + 0.5)
-    new = algorithm.aggregate(server, attacked, make_mean("norm-clip", cls.leaves))
+    new = algorithm.aggregate(server, attacked, make_mean("norm-clip", cls.leaves), ServerRng(0, 1))
     close(new["h"], -0.1 * 5 / 10 * 0.6 * np.ones(4))
 
 

@@ -9,8 +9,8 @@ import torch
 
 from pgfed.engine.durable import DamagedFile
 from pgfed.engine.store import ClientStore
-from pgfed.methods.values import State
 from pgfed.methods.registry import METHODS, get
+from pgfed.methods.values import State
 from pgfed.testing import check_equal, make, outcome, started
 
 

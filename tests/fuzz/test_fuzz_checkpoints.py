@@ -23,8 +23,8 @@ from pgfed.engine.durable import sha256, state_from_bytes, state_to_bytes
 from pgfed.engine.rounds import Run
 from pgfed.engine.runs import Setup, prepare
 from pgfed.engine.store import ClientStore
-from pgfed.methods.values import State
 from pgfed.methods.registry import get
+from pgfed.methods.values import State
 from pgfed.results import history
 from pgfed.results import writer as output
 from pgfed.results.finished import RunFolder as FinishedRun

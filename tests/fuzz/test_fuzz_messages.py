@@ -22,12 +22,13 @@ from fuzz.driving import attempt, drive, explore, one_line, share
 from fuzz.mutation import mutate
 from pgfed.engine.backends import wire
 from pgfed.engine.backends.base import Payload, Serial
-from pgfed.engine.replies import MAX_SAMPLES, collect, refusal, score_refusal
+from pgfed.engine.replies import MAX_SAMPLES, Form, collect, refusal, score_refusal
 from pgfed.engine.rounds import Run
 from pgfed.federation.flower.records import _UNREADABLE, RAW, BadRecord, field, pack, unpack
-from pgfed.methods.values import Message, State
 from pgfed.methods.registry import get
+from pgfed.methods.values import Message, State
 from pgfed.model.layout import Layout
+from pgfed.model.objectives import CLASSES
 from pgfed.testing import TRAIN, check_equal, outcome, small_model, trivial_federation
 
 numbers = st.one_of(
@@ -61,7 +62,7 @@ keys = st.sampled_from(KEYS) | st.text(max_size=9) | st.sampled_from(["k" * 9_99
 def test_replies(cases: int):
     """What is not refused is exactly what was declared, finite, and of the right shape."""
     leaves = get("pgfed").leaves
-    layout = Layout(b=4, h=3, extra=2)
+    form = Form(Layout(b=4, h=3, extra=2))
     message = {"w": torch.zeros(9), "ids": torch.arange(4)}
     good = {"w": torch.ones(9), "gradient": torch.ones(7), "r": 0.5, "n": 5, "alpha": torch.ones(4)}
     assert good.keys() == leaves.keys()
@@ -91,7 +92,7 @@ def test_replies(cases: int):
             assert client in (1, 3, 5)
             assert echo["round"] == 3
             assert math.isfinite(echo["seconds"])
-            reason = refusal(leaves, layout, message, update, 20, case[1])
+            reason = refusal(leaves, form, message, update, 20, case[1])
             if reason is not None:
                 one_line(reason)
                 continue
@@ -114,20 +115,21 @@ def test_scores(cases: int):
     good = {
         f"{part}_{key}": v
         for part in ("test", "validation")
-        for key, v in {"n": 9, "correct": 5, "loss": 3.5}.items()
+        for key, v in {"n": 9, "accuracy": 0.5, "loss": 3.5}.items()
     }
     scores = st.dictionaries(st.sampled_from(list(good)), anything, max_size=3)
 
     def one(change: dict[str, Any]) -> None:
         found = {**good, **change}
-        reason = score_refusal(found)
+        reason = score_refusal(found, CLASSES)
         if reason is not None:
             one_line(reason)
             return
         for part in ("test", "validation"):
             n = found[f"{part}_n"]
             assert 0 <= n <= MAX_SAMPLES
-            assert 0 <= found[f"{part}_correct"] / max(1, n) <= 1
+            value = found[f"{part}_accuracy"]
+            assert value is None or 0 <= value <= 1
             assert type(found[f"{part}_loss"] / max(1, n)) is float
 
     explore(cases, scores, one)

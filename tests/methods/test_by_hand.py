@@ -19,11 +19,11 @@ from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
 from pgfed.methods.contract import Algorithm
-from pgfed.methods.randomness import Rng, draw_cohort
-from pgfed.methods.settings import TrainConfig
 from pgfed.methods.fedavg_local import FedAvgLocal
 from pgfed.methods.pgfed import PGFed
 from pgfed.methods.pgfed_mo import PGFedMo
+from pgfed.methods.randomness import Rng, draw_cohort
+from pgfed.methods.settings import TrainConfig
 
 FILE = Path(__file__).parents[2] / "examples" / "pgfed_by_hand.py"
 N, M, ROUNDS, SEED = 10, 4, 5, 3

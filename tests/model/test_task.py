@@ -13,8 +13,9 @@ from torch.func import functional_call
 
 from pgfed.data.federation import Shard
 from pgfed.errors import UserError
-from pgfed.model.networks import CNN, MLP, make_task
 from pgfed.model.layout import Layout
+from pgfed.model.networks import CNN, MLP, make_task
+from pgfed.model.objectives import Objective
 from pgfed.model.task import Task
 
 
@@ -104,7 +105,7 @@ def test_base_then_head_then_buffers() -> None:
     task = Task(module, (2, 8, 8))
     expected = [p for n, p in module.named_parameters() if not n.startswith("classifier")]
     assert task.head_name == "classifier"
-    assert task.classes == 5
+    assert task.outputs == 5
     assert task.layout.b == sum(p.numel() for p in expected)
     assert task.layout.h == 6 * 5 + 5
     assert task.layout.extra == 4 * 2 * 6  # running mean and variance; the counter is an integer
@@ -188,10 +189,10 @@ def test_initial_is_a_copy() -> None:
 def test_split_and_join_are_inverse(extra: int) -> None:
     layout = Layout(b=6, h=3, extra=extra)
     theta = torch.arange(float(layout.n))
-    body, head = layout.split(theta)
+    body, head = layout.split("body", theta)
     assert head.tolist() == [6, 7, 8]
     assert body.tolist() == [0, 1, 2, 3, 4, 5, *range(9, 9 + extra)]
-    joined = layout.join(body, head)
+    joined = layout.join("body", body, head)
     assert torch.equal(joined, theta)
     joined.zero_()
     assert theta.sum() > 0
@@ -315,18 +316,20 @@ def test_hessian_product_equals_finite_differences() -> None:
     torch.testing.assert_close(product, (ahead - behind) / (2 * step), rtol=1e-3, atol=2e-4)
 
 
-def test_criterion_can_be_replaced() -> None:
-    def square(logits: Tensor, y: Tensor) -> Tensor:
-        return logits.square().mean()
+def test_the_objective_can_be_replaced() -> None:
+    class Square(Objective):
+        def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return outputs.square().mean()
 
     x, y = sample((7,))
-    task = Task(MLP((7,), 5), (7,), criterion=square)
+    task = Task(MLP((7,), 5), (7,), objective=Square())
     theta = task.initial()
     assert torch.equal(
         task.add_gradient(theta, x, y, torch.zeros(task.d)), task.logits(theta, x).square().mean()
     )
-    ordinary = task.add_gradient(theta, x, y, torch.zeros(task.d), criterion=F.cross_entropy)
-    assert torch.equal(ordinary, F.cross_entropy(task.logits(theta, x), y))
+    ordinary = Task(MLP((7,), 5), (7,))
+    found = ordinary.add_gradient(theta, x, y, torch.zeros(task.d))
+    assert torch.equal(found, F.cross_entropy(ordinary.logits(theta, x), y))
 
 
 def test_score_counts_and_sums_over_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,9 +337,10 @@ def test_score_counts_and_sums_over_all_samples(monkeypatch: pytest.MonkeyPatch)
     task = Task(MLP((7,), 5), (7,))
     x, y = sample((7,), n=11)
     logits = task.logits(task.initial(), x)
-    correct, loss = task.score(task.initial(), Shard(x, y))
-    assert correct == int((logits.argmax(1) == y).sum())
-    assert loss == pytest.approx(float(F.cross_entropy(logits, y, reduction="sum")), rel=1e-6)
+    found = task.score(task.initial(), Shard(x, y))
+    assert found.metrics == {"accuracy": int((logits.argmax(1) == y).sum()) / 11}
+    assert (found.n, found.score) == (11, found.metrics["accuracy"])
+    assert found.loss == pytest.approx(float(F.cross_entropy(logits, y, reduction="sum")), rel=1e-6)
     mean = float(F.cross_entropy(logits, y))
     assert task.loss(task.initial(), Shard(x, y)) == pytest.approx(mean, rel=1e-6)
 

@@ -17,7 +17,16 @@ from pgfed.engine.rounds import Run
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.randomness import Rng, draw_cohort
 from pgfed.model.networks import Factory
+from pgfed.model.objectives import Objective
 from pgfed.model.task import Task
+
+
+class Risk(Objective):
+    """A risk that is some function of outputs and labels."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.loss = function  # type: ignore[method-assign]
+
 
 Problem = Sequence[tuple[Array, NDArray[np.int64]]]
 
@@ -138,7 +147,7 @@ def quadratic(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = nn.Sequential(nn.Linear(features, classes))
-    task = Task(module, (features,), criterion=squares)
+    task = Task(module, (features,), objective=Risk(squares))
     z = x.astype(np.float64)
     one = np.eye(classes)
     # Flat order: the weight's rows, then the bias.

@@ -10,10 +10,10 @@ from numerics.reference import Net, problem
 from numerics.setup import batch_orders, cohorts, finish, float64, held, make_run, normed_network
 from pgfed.errors import UserError
 from pgfed.methods.apfl import APFL
-from pgfed.methods.randomness import Rng
-from pgfed.methods.settings import TrainConfig
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.local import Local
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
 
 N, M, ROUNDS = 5, 3, 4
 NET = Net(4, 5, 3)

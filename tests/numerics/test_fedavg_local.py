@@ -14,14 +14,14 @@ from numerics.reference import Array, Net, TorchNet, problem
 from numerics.setup import cohorts, make_run
 from pgfed.data.federation import Shard
 from pgfed.engine.rounds import Run
-from pgfed.methods.contract import Algorithm, batches
 from pgfed.methods.averaging import Mean
-from pgfed.methods.randomness import Rng
-from pgfed.methods.settings import TrainConfig
-from pgfed.methods.steps import sgd
+from pgfed.methods.contract import Algorithm
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.fedavg_local import FedAvgLocal
 from pgfed.methods.local import Local
+from pgfed.methods.randomness import Rng, ServerRng
+from pgfed.methods.settings import TrainConfig
+from pgfed.methods.steps import Terms, sgd
 from pgfed.model.task import Task
 
 N, M, T, SEED = 7, 3, 5, 0
@@ -121,19 +121,19 @@ def test_sgd_is_torch_sgd() -> None:
     task, twin, data = task_and_twin()
     train = TrainConfig(epochs=3, batch_size=4, lr=0.05, momentum=0.9)
     start = task.initial()
-    theta, v = sgd(task, start, data, Rng(0, 0, 1), train)
-    theta, v = sgd(task, theta, data, Rng(0, 0, 2), train, velocity=v)
+    theta, kept = sgd(task, start, data, Rng(0, 0, 1), train)
+    theta, kept = sgd(task, theta, data, Rng(0, 0, 2), train, kept)
     assert torch.equal(start, task.initial())
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
     for t in (1, 2):
-        for xb, yb in batches(data, 4, Rng(0, 0, t), epochs=3):
+        for xb, yb in task.batches(data, 4, Rng(0, 0, t), epochs=3):
             optimizer.zero_grad()
             F.cross_entropy(twin(xb), yb).backward()
             optimizer.step()
     flat = torch.cat([p.detach().flatten() for p in twin.parameters()])
     torch.testing.assert_close(theta, flat, rtol=0, atol=1e-6)
     buffers = [optimizer.state[p]["momentum_buffer"].flatten() for p in twin.parameters()]
-    torch.testing.assert_close(v, torch.cat(buffers), rtol=0, atol=1e-6)
+    torch.testing.assert_close(kept["v"], torch.cat(buffers), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.3])
@@ -149,11 +149,13 @@ def test_a_constant_term_belongs_to_the_gradient(part: Any, clip: float) -> None
         data,
         Rng(0, 0, 1),
         train,
-        constant=constant,
-        before=lambda w: seen.append(w.clone()),
-        after=lambda w: seen.append(w.clone()),
+        terms=Terms(
+            constant=constant,
+            before=lambda w: seen.append(w.clone()),
+            after=lambda w: seen.append(w.clone()),
+            clip=clip,
+        ),
         part=part,
-        clip=clip,
     )
     moved = {"all": slice(None), "base": slice(task.layout.b), "head": slice(task.layout.b, None)}
     moving, terms, at = [], [], 0
@@ -164,7 +166,7 @@ def test_a_constant_term_belongs_to_the_gradient(part: Any, clip: float) -> None
             terms.append(constant[entries.start : entries.stop].view_as(p))
     optimizer = torch.optim.SGD(moving, lr=0.05, momentum=0.9)
     steps = 0
-    for xb, yb in batches(data, 4, Rng(0, 0, 1), epochs=3):
+    for xb, yb in task.batches(data, 4, Rng(0, 0, 1), epochs=3):
         optimizer.zero_grad()
         F.cross_entropy(twin(xb), yb).backward()
         for p, term in zip(moving, terms, strict=True):
@@ -186,19 +188,18 @@ def test_a_constant_term_belongs_to_the_gradient(part: Any, clip: float) -> None
 @pytest.mark.parametrize("part", ["base", "head"])
 def test_a_part_that_rests_keeps_its_velocity(part: Any, clip: float) -> None:
     task, _, data = task_and_twin()
-    theta, v = sgd(
+    theta, kept = sgd(
         task,
         start := task.initial(),
         data,
         Rng(0, 0, 1),
         TrainConfig(epochs=1, batch_size=4, lr=0.05),
-        velocity=torch.ones(task.d),
-        extra=lambda w, g: g.add_(w, alpha=0.5),
+        {"v": torch.ones(task.d)},
+        terms=Terms(extra=lambda w, g: g.add_(w, alpha=0.5), clip=clip),
         part=part,
-        clip=clip,
     )
     resting = slice(task.layout.b, None) if part == "base" else slice(task.layout.b)
-    assert (v[resting] == 1).all()
+    assert (kept["v"][resting] == 1).all()
     assert torch.equal(theta[resting], start[resting])
     assert not torch.equal(theta, start)
 
@@ -208,13 +209,14 @@ def test_a_part_that_rests_keeps_its_velocity(part: Any, clip: float) -> None:
 )
 def test_batches_are_whole_and_differ_by_epoch(n: int, size: int, expected: list[int]) -> None:
     data = Shard(torch.arange(float(n))[:, None], torch.arange(n))
-    epochs = list(batches(data, size, Rng(0, 1, 2), epochs=2))
+    task = Task(nn.Sequential(nn.Linear(1, 2)), (1,))
+    epochs = list(task.batches(data, size, Rng(0, 1, 2), epochs=2))
     assert [len(y) for _, y in epochs] == 2 * expected
     first = torch.cat([y for _, y in epochs[: len(expected)]]).tolist()
     second = torch.cat([y for _, y in epochs[len(expected) :]]).tolist()
     assert len(set(first)) == len(first)
     assert first != second
-    again = torch.cat([y for _, y in batches(data, size, Rng(0, 1, 2), epochs=1)]).tolist()
+    again = torch.cat([y for _, y in task.batches(data, size, Rng(0, 1, 2), epochs=1)]).tolist()
     assert again == first
 
 
@@ -228,13 +230,13 @@ def test_fedavg_averages_batch_norm_buffers_too() -> None:
     for i in (2, 0):
         x, y = PROBLEM[i]
         data = Shard(torch.from_numpy(x).float(), torch.from_numpy(y))
-        message = algorithm.messages(server, [i])[i]
+        message = algorithm.messages(server, [i], ServerRng(0, 1))[i]
         _, updates[i] = algorithm.local_update(task, {}, message, data, Rng(0, i, 1))
     assert torch.equal(server["w"], task.initial())
     n = {i: len(PROBLEM[i][1]) for i in updates}
     share = n[0] / (n[0] + n[2])
     expected = share * updates[0]["w"] + (1 - share) * updates[2]["w"]
-    found = algorithm.aggregate(server, updates, Mean())["w"]
+    found = algorithm.aggregate(server, updates, Mean(), ServerRng(0, 1))["w"]
     assert len(found) == task.layout.n == task.d + 10
     torch.testing.assert_close(found, expected)
     assert (found[task.d :] != task.initial()[task.d :]).all()
@@ -262,9 +264,9 @@ def test_who_is_scored_with_what() -> None:
     for run in runs.values():
         for i in (touched, untouched):
             data = run.federation.test(i)
-            correct, loss = run.task.score(run.personal_model(i), data)
-            assert run.score[i] == correct / len(data)
-            assert run.loss[i] == pytest.approx(loss / len(data))
+            found = run.task.score(run.personal_model(i), data)
+            assert run.score[i] == found.score
+            assert run.loss[i] == pytest.approx(found.loss / len(data))
 
 
 # -- Q10, Q11, Q12 -----------------------------------------------------------------------------

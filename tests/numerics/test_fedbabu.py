@@ -40,7 +40,7 @@ def test_rounds(zero_head: bool) -> None:
             w, _ = descend(np.append(body, head), None, minibatches(run, t, i), part=slice(0, B))
             bodies[i] = w[:B]
         body = average(bodies)
-        assert_close(run.server["body"], body)
+        assert_close(run.server["w"], body)
         for i in range(CLIENTS):  # those never drawn, too
             order = minibatches(run, t, i, epochs=2, purpose="evaluate")
             expected, _ = descend(np.append(body, tuned_from), None, order, lr=0.05)
@@ -54,7 +54,7 @@ def test_the_head_is_never_trained() -> None:
     for _ in range(ROUNDS):
         run.step()
         for holder in (run.server, *map(run.state, range(CLIENTS))):
-            np.testing.assert_array_equal(holder["head"].double().numpy(), w0[B:])
+            np.testing.assert_array_equal(holder["own"].double().numpy(), w0[B:])
 
 
 def test_without_fine_tuning_the_common_model_is_scored() -> None:
@@ -63,7 +63,7 @@ def test_without_fine_tuning_the_common_model_is_scored() -> None:
     run.step()
     for i in range(CLIENTS):
         w = run.personal_model(i)
-        assert torch.equal(w[:B], run.server["body"])
+        assert torch.equal(w[:B], run.server["w"])
         np.testing.assert_array_equal(w[B:].double().numpy(), w0[B:])
         assert torch.equal(w, run.global_model())
 
@@ -74,7 +74,7 @@ def test_momentum_is_never_kept() -> None:
     for _ in range(ROUNDS):
         kept.step()
         reset.step()
-    assert torch.equal(kept.server["body"], reset.server["body"])
+    assert torch.equal(kept.server["w"], reset.server["w"])
 
 
 def test_defaults_are_those_of_the_released_example() -> None:

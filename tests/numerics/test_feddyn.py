@@ -10,10 +10,10 @@ from numerics.reference import Net, problem
 from numerics.setup import batch_orders, cohorts, finish, float64, held, make_run, normed_network
 from pgfed.errors import UserError
 from pgfed.methods.averaging import Mean
-from pgfed.methods.randomness import Rng
-from pgfed.methods.settings import TrainConfig
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.feddyn import FedDyn
+from pgfed.methods.randomness import Rng, ServerRng
+from pgfed.methods.settings import TrainConfig
 
 N, M, ROUNDS = 5, 3, 4
 NET = Net(4, 5, 3)
@@ -117,7 +117,7 @@ def test_without_its_corrections_it_is_fedavg():
     mean = Mean()(updates, "w", uniform=True)
     # An h that the round brings to 0: a/N times the sum of the displacements.
     server = {"w": w0, "h": tiny.a * (mean - w0), "clients": N}
-    torch.testing.assert_close(tiny.aggregate(server, updates, Mean())["w"], mean)
+    torch.testing.assert_close(tiny.aggregate(server, updates, Mean(), ServerRng(0, 1))["w"], mean)
 
 
 def test_reset_momentum_forgets_only_the_buffer():

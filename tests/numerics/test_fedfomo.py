@@ -9,10 +9,10 @@ import torch
 from numerics.reference import Net, problem
 from numerics.setup import batch_orders, cohorts, finish, float64, held, make_run, normed_network
 from pgfed.errors import UserError
-from pgfed.methods.randomness import Rng
-from pgfed.methods.settings import TrainConfig
 from pgfed.methods.fedfomo import FedFomo
 from pgfed.methods.local import Local
+from pgfed.methods.randomness import Rng, ServerRng
+from pgfed.methods.settings import TrainConfig
 
 N, M, ROUNDS = 6, 4, 7
 NET = Net(4, 5, 3)
@@ -36,7 +36,9 @@ def by_hand(w0, data, train, most, include_self, momentum, lost):
             n_val = max(1, len(y) // 5)
             x_val, y_val = x[-n_val:], y[-n_val:]
             x, y = x[:-n_val], y[:-n_val]
-            best = sorted(uploaded, key=lambda j, i=i: (-P[i, j], j))[:most]
+            lot = ServerRng(0, t).generator("candidates", i).permutation(len(uploaded))
+            place = {j: lot.tolist().index(k) for k, j in enumerate(sorted(uploaded))}
+            best = sorted(uploaded, key=lambda j, i=i, p=place: (-P[i, j], p[j]))[:most]
             models = {j: uploaded[j] for j in best}
             if include_self:
                 models[i] = theta[i]

@@ -42,7 +42,7 @@ def test_rounds(reset: bool) -> None:
             bodies[i], heads[i] = w[:B], w[B:]
             v[i] = None if reset else v_i
         body = average(bodies)
-        assert_close(run.server["body"], body)
+        assert_close(run.server["w"], body)
         for i in range(CLIENTS):
             assert_close(run.personal_model(i), np.append(body, heads[i]))
     assert_close(run.global_model(), np.append(body, average(heads)))
@@ -60,14 +60,14 @@ def test_global_model_without_shares_has_the_first_head() -> None:
     run, w0 = start(FedPer(train=TRAIN))
     run.step()
     w = run.algorithm.global_model(run.task, run.server, {})
-    assert torch.equal(w[:B], run.server["body"])
+    assert torch.equal(w[:B], run.server["w"])
     np.testing.assert_array_equal(w[B:].double().numpy(), w0[B:])
 
 
 def test_clients_keep_no_more_than_their_part() -> None:
     run, _ = start(FedPer(train=TRAIN))
     run.step()
-    head = run.state(ANSWERED[0][0])["head"]
+    head = run.state(ANSWERED[0][0])["own"]
     assert head.untyped_storage().nbytes() == 4 * (NET.d - B)
 
 
@@ -82,7 +82,7 @@ def test_scoring_has_no_effect() -> None:
 def test_heads_are_weighted_by_samples() -> None:
     run, _ = start(FedPer(train=TRAIN))
     run.step()
-    shares = {i: {"head": torch.full((NET.d - B,), float(i)), "n": N[i]} for i in (1, 4)}
+    shares = {i: {"own": torch.full((NET.d - B,), float(i)), "n": N[i]} for i in (1, 4)}
     expected = (N[1] + 4 * N[4]) / (N[1] + N[4])
     w = run.algorithm.global_model(run.task, run.server, shares)
     assert_close(w[B:], np.full(NET.d - B, expected))

@@ -24,9 +24,9 @@ from numerics.stepping import (
     start,
 )
 from pgfed.errors import UserError
-from pgfed.methods.randomness import Rng
 from pgfed.methods.fedbabu import FedBABU
 from pgfed.methods.fedrep import FedRep
+from pgfed.methods.randomness import Rng, ServerRng
 
 B = NET.b
 BASE, HEAD = slice(0, B), slice(B, NET.d)
@@ -55,7 +55,7 @@ def test_rounds(policy: str, reset: bool, momentum: float) -> None:
             if not reset:
                 v_base[i], v_head[i] = v_b, v_h
         body = average(bodies)
-        assert_close(run.server["body"], body)
+        assert_close(run.server["w"], body)
         for i in range(CLIENTS):
             assert_close(run.personal_model(i), np.append(body, heads[i]))
     assert_close(run.global_model(), np.append(body, average(heads)))
@@ -69,9 +69,9 @@ def test_without_head_epochs_it_is_fedbabu() -> None:
     for _ in range(ROUNDS):
         rep.step()
         babu.step()
-        assert torch.equal(rep.server["body"], babu.server["body"])
+        assert torch.equal(rep.server["w"], babu.server["w"])
     for i in range(CLIENTS):
-        np.testing.assert_array_equal(rep.state(i)["head"].double().numpy(), w0[B:])
+        np.testing.assert_array_equal(rep.state(i)["own"].double().numpy(), w0[B:])
 
 
 def test_without_base_epochs_the_base_stays() -> None:
@@ -80,10 +80,10 @@ def test_without_base_epochs_the_base_stays() -> None:
     for _ in ANSWERED:
         run.step()
         # Up to the rounding of the mean of equal vectors.
-        np.testing.assert_allclose(run.server["body"].double().numpy(), w0[:B], rtol=1e-6)
+        np.testing.assert_allclose(run.server["w"].double().numpy(), w0[:B], rtol=1e-6)
     trained = set().union(*ANSWERED)
     for i in range(CLIENTS):
-        moved = not np.array_equal(run.state(i)["head"].double().numpy(), w0[B:])
+        moved = not np.array_equal(run.state(i)["own"].double().numpy(), w0[B:])
         assert moved == (i in trained)
 
 
@@ -92,17 +92,17 @@ def test_phases_leave_the_other_part_alone() -> None:
     first, w0 = start(FedRep(train=replace(TRAIN, epochs=0)))
     both, _ = start(FedRep(train=TRAIN))
     client = ANSWERED[0][0]
-    message = first.algorithm.messages(first.server, [client])[client]
+    message = first.algorithm.messages(first.server, [client], ServerRng(0, 1))[client]
     data = first.federation.train(client)
     found = {}
     for name, run in (("first", first), ("both", both)):
         state, rng = run.state(client), Rng(0, client, 1)
         found[name] = run.algorithm.local_update(run.task, state, message, data, rng)
     state, update = found["first"]
-    assert torch.equal(update["body"], message["body"])
-    assert not np.array_equal(state["head"].double().numpy(), w0[B:])
-    assert torch.equal(found["both"][0]["head"], state["head"])
-    assert not torch.equal(found["both"][1]["body"], message["body"])
+    assert torch.equal(update["w"], message["w"])
+    assert not np.array_equal(state["own"].double().numpy(), w0[B:])
+    assert torch.equal(found["both"][0]["own"], state["own"])
+    assert not torch.equal(found["both"][1]["w"], message["w"])
 
 
 def test_a_client_never_drawn_has_the_first_head() -> None:
@@ -116,14 +116,14 @@ def test_global_model_without_shares_has_the_first_head() -> None:
     run, w0 = start(FedRep(train=TRAIN))
     run.step()
     w = run.algorithm.global_model(run.task, run.server, {})
-    assert torch.equal(w[:B], run.server["body"])
+    assert torch.equal(w[:B], run.server["w"])
     np.testing.assert_array_equal(w[B:].double().numpy(), w0[B:])
 
 
 def test_clients_keep_no_more_than_their_part() -> None:
     run, _ = start(FedRep(train=TRAIN))
     run.step()
-    head = run.state(ANSWERED[0][0])["head"]
+    head = run.state(ANSWERED[0][0])["own"]
     assert head.untyped_storage().nbytes() == 4 * (NET.d - B)
 
 

@@ -27,9 +27,9 @@ from numerics.stepping import (
     start,
 )
 from pgfed.errors import UserError
-from pgfed.methods.randomness import Rng
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.fedrod import FedRoD
+from pgfed.methods.randomness import Rng, ServerRng
 from pgfed.model.task import Task
 
 B, K, H = NET.b, NET.k, NET.h
@@ -109,7 +109,7 @@ def test_balanced_classes_give_fedavg() -> None:
 def update(run_state: dict[str, Tensor], client: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     run, _ = start(FedRoD(train=TRAIN), clients=SKEWED)
     state = {**run.state(client), **run_state}
-    message = run.algorithm.messages(run.server, [client])[client]
+    message = run.algorithm.messages(run.server, [client], ServerRng(0, 1))[client]
     data = run.federation.train(client)
     new, reply = run.algorithm.local_update(run.task, state, message, data, Rng(0, client, 1))
     return new, message["w"], reply["w"]
@@ -163,7 +163,7 @@ def test_one_forward_pass_through_the_base_per_batch() -> None:
     calls = []
     run.task.module.get_submodule("base").register_forward_hook(lambda *_: calls.append(1))
     client = ANSWERED[0][0]
-    message = run.algorithm.messages(run.server, [client])[client]
+    message = run.algorithm.messages(run.server, [client], ServerRng(0, 1))[client]
     data = run.federation.train(client)
     run.algorithm.local_update(run.task, run.state(client), message, data, Rng(0, client, 1))
     assert len(calls) == TRAIN.epochs * (len(data) // TRAIN.batch_size)

@@ -54,7 +54,7 @@ def test_rounds(two_pass: bool) -> None:
             w = train(np.append(bodies[i], head), minibatches(run, t, i))
             bodies[i], heads[i] = w[:B], w[B:]
         head = average(heads)
-        assert_close(run.server["head"], head)
+        assert_close(run.server["w"], head)
         for i in range(CLIENTS):
             assert_close(run.personal_model(i), np.append(bodies[i], head))
     assert_close(run.global_model(), np.append(average(bodies), head))
@@ -65,7 +65,7 @@ def test_two_passes_differ_from_one() -> None:
     turns, _ = start(LGFedAvg(train=TRAIN, lg_two_pass=True))
     joint.step()
     turns.step()
-    assert (joint.server["head"] - turns.server["head"]).abs().max() > 1e-3
+    assert (joint.server["w"] - turns.server["w"]).abs().max() > 1e-3
 
 
 def test_a_client_never_drawn_has_the_first_base() -> None:
@@ -81,13 +81,13 @@ def test_global_model_without_shares_has_the_first_base() -> None:
     run.step()
     w = run.algorithm.global_model(run.task, run.server, {})
     np.testing.assert_array_equal(w[:B].double().numpy(), w0[:B])
-    np.testing.assert_array_equal(w[B:].numpy(), run.server["head"].numpy())
+    np.testing.assert_array_equal(w[B:].numpy(), run.server["w"].numpy())
 
 
 def test_the_reply_holds_the_head_only() -> None:
     run, _ = start(LGFedAvg(train=TRAIN))
-    assert run.step()["bytes_by_key"]["up"] == {"head": 4 * 3 * (NET.d - B)}
-    assert set(run.state(ANSWERED[0][0])) == {"body"}  # no momentum buffer is kept
+    assert run.step()["bytes_by_key"]["up"] == {"w": 4 * 3 * (NET.d - B)}
+    assert set(run.state(ANSWERED[0][0])) == {"own"}  # no momentum buffer is kept
 
 
 @pytest.mark.parametrize("two_pass", [False, True], ids=["joint", "two_pass"])

@@ -20,9 +20,9 @@ from numerics.setup import (
 )
 from pgfed.errors import UserError
 from pgfed.methods.averaging import Mean
+from pgfed.methods.per_fedavg import PerFedAvg
 from pgfed.methods.randomness import Rng
 from pgfed.methods.settings import TrainConfig
-from pgfed.methods.per_fedavg import PerFedAvg
 
 N, M, ROUNDS = 5, 3, 4
 NET = Net(4, 5, 3)

@@ -19,9 +19,9 @@ from numerics.setup import (
 )
 from pgfed.errors import UserError
 from pgfed.methods.averaging import Mean
+from pgfed.methods.pfedme import PFedMe
 from pgfed.methods.randomness import Rng
 from pgfed.methods.settings import TrainConfig
-from pgfed.methods.pfedme import PFedMe
 
 N, M, ROUNDS = 5, 3, 4
 NET = Net(4, 5, 3)

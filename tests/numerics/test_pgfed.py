@@ -21,11 +21,11 @@ from numerics.setup import cohorts, federation
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
 from pgfed.methods.contract import Algorithm
-from pgfed.methods.randomness import Rng
-from pgfed.methods.settings import TrainConfig
 from pgfed.methods.pgfed import PGFed
 from pgfed.methods.pgfed_ce import PGFedCE
 from pgfed.methods.pgfed_mo import PGFedMo
+from pgfed.methods.randomness import Rng, ServerRng
+from pgfed.methods.settings import TrainConfig
 
 CLIENTS, COHORT, ROUNDS, SEED = 9, 3, 5, 0
 FEATURES, CLASSES, HIDDEN = 4, 3, 5
@@ -378,7 +378,7 @@ def test_after_a_silent_round_the_next_runs_as_the_first(name: str) -> None:
             assert torch.equal(run.server["alpha"], before["alpha"])
             assert torch.equal(run.server["meetings"], before["meetings"])
             assert len(run.server["ids"]) == len(run.server["gradients"]) == 0
-            assert run.algorithm.messages(run.server, [0])[0].keys() == {"w"}
+            assert run.algorithm.messages(run.server, [0], ServerRng(0, 1))[0].keys() == {"w"}
     assert [len(r["dropped"]) for r in records] == [0, 0, COHORT, 0, 0]
     assert records[3]["bytes_down"] == records[0]["bytes_down"] < records[4]["bytes_down"]
     assert records[2]["bytes_up"] == 0

@@ -15,20 +15,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from numerics.reference import TorchNet, problem
-from numerics.setup import cohorts, make_run
+from numerics.setup import Risk, cohorts, make_run
 from pgfed.data.federation import Shard
 from pgfed.engine.rounds import Run
 from pgfed.methods import alphas as pairs
-from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
 from pgfed.methods.averaging import Mean
-from pgfed.methods.values import Message, State, Update
-from pgfed.methods.randomness import Rng
-from pgfed.methods.settings import TrainConfig
+from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.fedavg_local import FedAvgLocal
 from pgfed.methods.pgfed import PGFed
 from pgfed.methods.pgfed_ce import PGFedCE
 from pgfed.methods.pgfed_mo import PGFedMo
+from pgfed.methods.randomness import Rng, ServerRng
+from pgfed.methods.settings import TrainConfig
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
 N, M, T = 8, 3, 6
@@ -101,11 +101,11 @@ class Bench:
         )
 
     def round(self, cohort: Sequence[int]) -> None:
-        messages = self.algorithm.messages(self.server, cohort)
+        messages = self.algorithm.messages(self.server, cohort, ServerRng(0, 1))
         self.updates = {}
         for i in cohort:
             self.states[i], self.updates[i] = self.work(i, messages[i])
-        self.server = self.algorithm.aggregate(self.server, self.updates, Mean())
+        self.server = self.algorithm.aggregate(self.server, self.updates, Mean(), ServerRng(0, 1))
         self.t += 1
 
     def row(self, i: int, ids: Sequence[int]) -> Tensor:
@@ -158,7 +158,7 @@ def test_p2_beta_one_keeps_the_first_auxiliary_gradient() -> None:
     first: dict[int, Tensor] = {}
     again = 0
     for cohort in cohorts(0, T, N, M):
-        messages = run.algorithm.messages(run.server, cohort)
+        messages = run.algorithm.messages(run.server, cohort, ServerRng(0, 1))
         run.step()
         for i in cohort:
             if i in first:
@@ -180,7 +180,7 @@ def test_p3_round_one_is_fedavg_and_round_two_starts_uniform(
     fedavg = run_of(FedAvg(train=TRAIN), rounds=1)
     assert torch.equal(run.server["w"], fedavg.server["w"])
     g_bar = mu * run.server["gradients"].mean(0)
-    for message in run.algorithm.messages(run.server, range(N)).values():
+    for message in run.algorithm.messages(run.server, range(N), ServerRng(0, 1)).values():
         close(message["aux"], g_bar, atol=1e-6)
         if "mean_gradient" in message:
             close(message["mean_gradient"], g_bar, atol=1e-7)
@@ -198,7 +198,7 @@ def test_p4_alpha_lr_zero_keeps_alpha_uniform(
         assert alpha is not None
         assert (alpha["alpha"] == np.float32(1 / M)).all()
         g_bar = 0.5 * run.server["gradients"].mean(0)
-        for message in algorithm.messages(run.server, range(N)).values():
+        for message in algorithm.messages(run.server, range(N), ServerRng(0, 1)).values():
             close(message["aux"], g_bar, atol=1e-6)
 
 
@@ -244,11 +244,11 @@ def true_class(logits: Tensor, y: Tensor) -> Tensor:
 
 def linear_task(criterion: Any) -> Task:
     torch.manual_seed(0)
-    return Task(nn.Sequential(nn.Linear(4, 3)), (4,), criterion=criterion)
+    return Task(nn.Sequential(nn.Linear(4, 3)), (4,), objective=Risk(criterion))
 
 
 def risk(task: Task, theta: Tensor, data: Shard) -> float:
-    return float(task.criterion(task.logits(theta, data.x), data.y))
+    return float(task.objective.loss(task.logits(theta, data.x), data.y))
 
 
 @pytest.mark.parametrize("criterion", [squares, true_class])
@@ -275,7 +275,7 @@ def test_p6_estimate_is_the_tangent(criterion: Any) -> None:
         u = bench.updates[i]
         theta = bench.server["w"]
         tangent = risk(task, u["w"], bench.data[i]) + float(u["gradient"] @ (theta - u["w"]))
-        cost = float(bench.algorithm.messages(bench.server, [5])[5]["costs"][k])
+        cost = float(bench.algorithm.messages(bench.server, [5], ServerRng(0, 1))[5]["costs"][k])
         assert cost == pytest.approx(mu * tangent, rel=1e-4, abs=1e-6)
 
 
@@ -283,7 +283,7 @@ def test_p7_the_mean_gradient_leaves_the_total_exact() -> None:
     mu = 0.3
     bench = Bench(PGFed(train=FULL, mu=mu), small_task(), shards())
     bench.round([0, 2, 5])
-    message = bench.algorithm.messages(bench.server, [1])[1]
+    message = bench.algorithm.messages(bench.server, [1], ServerRng(0, 1))[1]
     x = bench.task.initial() + 0.1
     approximate = message["risks"] + message["mean_gradient"] @ x
     inner = bench.server["gradients"] @ x
@@ -294,7 +294,7 @@ def test_p7_the_mean_gradient_leaves_the_total_exact() -> None:
 
     alone = Bench(PGFed(train=FULL, mu=mu), small_task(), shards(), cohort=1)
     alone.round([4])
-    message = alone.algorithm.messages(alone.server, [1])[1]
+    message = alone.algorithm.messages(alone.server, [1], ServerRng(0, 1))[1]
     assert torch.equal(message["mean_gradient"], mu * alone.server["gradients"][0])
 
 
@@ -310,7 +310,7 @@ def test_p8_alphas_of_a_row_part_by_their_r_alone() -> None:
     mu, alpha_lr = 0.5, 0.03
     bench = trained(PGFed(train=TRAIN, mu=mu, alpha_lr=alpha_lr, alpha_clamp=False))
     ids, r = bench.server["ids"].tolist(), bench.server["r"]
-    messages = bench.algorithm.messages(bench.server, range(N))
+    messages = bench.algorithm.messages(bench.server, range(N), ServerRng(0, 1))
     for i in range(N):
         _, update = bench.work(i, messages[i])
         change = update["alpha"] - bench.row(i, ids)
@@ -325,7 +325,7 @@ def test_p9_alpha_after_theta_differs_by_the_way_theta_went() -> None:
     pre = PGFed(train=TRAIN, alpha_order="pre", **options)
     post = PGFed(train=TRAIN, alpha_order="post", **options)
     bench = trained(pre)
-    messages = bench.algorithm.messages(bench.server, range(N))
+    messages = bench.algorithm.messages(bench.server, range(N), ServerRng(0, 1))
     for i in range(N):
         _, before = bench.work(i, messages[i], pre)
         _, after = bench.work(i, messages[i], post)
@@ -345,8 +345,8 @@ def test_p10_within_a_round_pgfed_ce_differs_in_alpha_only(ce_g2: Any) -> None:
     pgfed, ce = PGFed(train=TRAIN, **options), PGFedCE(train=TRAIN, ce_g2=ce_g2, **options)
     bench = trained(pgfed)
     ids = bench.server["ids"].tolist()
-    ours = pgfed.messages(bench.server, range(N))
-    theirs = ce.messages(bench.server, range(N))
+    ours = pgfed.messages(bench.server, range(N), ServerRng(0, 1))
+    theirs = ce.messages(bench.server, range(N), ServerRng(0, 1))
     for i in range(N):
         one, update = bench.work(i, ours[i], pgfed)
         two, cheaper = bench.work(i, theirs[i], ce)
@@ -367,7 +367,7 @@ def test_p10_within_a_round_pgfed_ce_differs_in_alpha_only(ce_g2: Any) -> None:
 
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
 def test_p11_a_constant_risk_leaves_the_auxiliary_gradient_alone(rho: float) -> None:
-    task = small_task(criterion=lambda logits, y: 0 * logits.sum() + 2.0)
+    task = small_task(objective=Risk(lambda logits, y: 0 * logits.sum() + 2.0))
     train = TrainConfig(epochs=3, batch_size=4, lr=0.05, momentum=rho)
     bench = Bench(PGFed(train=train), task, shards())
     aux = torch.linspace(-1, 1, task.d)
@@ -390,7 +390,7 @@ def test_p11_a_constant_risk_leaves_the_auxiliary_gradient_alone(rho: float) -> 
 def test_clamp_acts_at_every_step() -> None:
     # theta moves along -aux by eta a step, so gbar . theta = 2, 1, 0, -1: alpha starts at 1, is
     # driven to -1 and held at 0, and what comes after counts from there: 0, 0, 0, 1.
-    task = small_task(criterion=lambda logits, y: 0 * logits.sum())
+    task = small_task(objective=Risk(lambda logits, y: 0 * logits.sum()))
     bench = Bench(
         PGFed(train=TrainConfig(epochs=4, batch_size=0, lr=1.0, momentum=0.0), alpha_lr=1.0),
         task,
@@ -421,7 +421,7 @@ def test_p12_what_leaves_is_risk_and_gradient_at_the_end(
     at_once: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pgfed.methods.contract.GRADIENT_BATCH", at_once)  # no part of the result
+    monkeypatch.setattr("pgfed.model.task.GRADIENT_BATCH", at_once)  # no part of the result
     task = small_task()
     x, y = PROBLEM[0]
     data = [Shard(torch.from_numpy(x[:n]).float(), torch.from_numpy(y[:n])) for n in (8, 7)]
@@ -542,11 +542,11 @@ def test_inputs_are_never_changed(method: type[Algorithm], options: dict[str, An
         return {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
 
     server, state = copy(bench.server), copy(bench.states[1])
-    message = bench.algorithm.messages(bench.server, [1])[1]
+    message = bench.algorithm.messages(bench.server, [1], ServerRng(0, 1))[1]
     sent = copy(message)
     _, update = bench.work(1, message)
     received = copy(update)
-    bench.algorithm.aggregate(bench.server, {1: update}, Mean())
+    bench.algorithm.aggregate(bench.server, {1: update}, Mean(), ServerRng(0, 1))
     for found, expected in (
         (bench.server, server),
         (bench.states[1], state),

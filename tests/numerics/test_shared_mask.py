@@ -22,15 +22,15 @@ from pgfed.data.federation import Shard
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
 from pgfed.methods.contract import Algorithm, ClientInfo
-from pgfed.methods.values import Message, State, Update
-from pgfed.methods.randomness import Rng
-from pgfed.methods.steps import sgd
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.fedper import FedPer
 from pgfed.methods.lg_fedavg import LGFedAvg
 from pgfed.methods.local import Local
-from pgfed.model.networks import Factory
+from pgfed.methods.randomness import Rng, ServerRng
+from pgfed.methods.steps import sgd
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.layout import Layout
+from pgfed.model.networks import Factory
 from pgfed.model.task import Task
 
 Mask = Callable[[Layout], Tensor]
@@ -69,8 +69,8 @@ class Masked(Algorithm):
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
         w = self.personal_model(task, state, message, data, rng)
-        w, v = sgd(task, w, data, rng, self.train, velocity=state.get("v"))
-        return {"w": w, **self.keep(v=v)}, {"w": w, "n": len(data)}
+        w, kept = sgd(task, w, data, rng, self.train, state)
+        return {"w": w, **self.keep(**kept)}, {"w": w, "n": len(data)}
 
     def personal_model(
         self, task: Task, state: State, public: Message, data: Shard, rng: Rng
@@ -144,7 +144,7 @@ def test_equal_sizes_weigh_equally() -> None:
     """Q10: with equal n_i the mean is the plain one."""
     equal = [(x[:8], y[:8]) for x, y in PROBLEM]
     run = run_of(FedAvg(train=TRAIN), MODELS["plain"], equal, cohort=4)
-    message = run.algorithm.messages(run.server, [0])[0]
+    message = run.algorithm.messages(run.server, [0], ServerRng(0, 1))[0]
     cohort = run.step()["cohort"]
     trained = []
     for i in cohort:

@@ -16,9 +16,9 @@ from cli.cli_tools import SMALL, Done
 from pgfed.api import Result
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
-from pgfed.methods.settings import TrainConfig
-from pgfed.methods.randomness import draw_cohort
 from pgfed.methods.pgfed import PGFed
+from pgfed.methods.randomness import draw_cohort
+from pgfed.methods.settings import TrainConfig
 
 Command = Callable[..., Done]
 Grey = tuple[Path, Result]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pgfed.config.experiment import Train
 from pgfed.config.settings import Parameter, parameters
+from pgfed.methods.settings import TrainConfig
+from pgfed.methods.values import Kind
 
 if TYPE_CHECKING:
     from pgfed.methods.contract import Algorithm
 
-# What an entry of an Update is, by its kind.
+# What an entry of an Update is, by its kind; of a model also by the part that is shared.
 LEAVES = {
     "model": "its whole trained model",
     "body": "its trained model without the classifier",
     "head": "its trained classifier (the last layer)",
+    "part": "the shared part of its trained model",
+    "rest": "the part of its trained model that is not shared",
+    "index": "which of a few choices it made",
+    "classes": "one number for each class",
+    "prototypes": "the mean features of each class",
     "gradient": "the gradient of its loss over its training data",
     "scalar": "one number",
     "row": "one number for each client of the last round",
@@ -23,6 +28,11 @@ LEAVES = {
 }
 # What can be learned from it, for the kinds where that is not plain.
 SEES = {
+    "part": "the shared part of each client's model, and so how that client's data changed it",
+    "rest": "the own part of each client's model",
+    "index": "which clients are alike",
+    "classes": "how much of each class a client has",
+    "prototypes": "what the samples of each class look like on average",
     "model": "each client's model, and so how training on that client's data changed it",
     "body": "the body of each client's model, and so how that client's data changed it",
     "head": "each client's classifier, whose rows show which classes the client has",
@@ -34,28 +44,39 @@ SEES = {
 
 
 def settings(cls: type[Algorithm]) -> tuple[list[Parameter], list[Parameter]]:
-    """The method's own fields, and those of local training with the bounds of [train]."""
-    from pgfed.methods.settings import TrainConfig
-
-    bounds = Train.model_fields
-    shared = [replace(p, type=Annotated[p.type, bounds[p.name]]) for p in parameters(TrainConfig)]
-    return parameters(cls), shared
+    """The method's own fields, and those of local training."""
+    return parameters(cls), parameters(TrainConfig)
 
 
 def leaving(cls: type[Algorithm]) -> list[str]:
     """What leaves a client in each round it takes part in."""
-    return [f"{key}: {LEAVES[kind]}" for key, kind in cls.leaves.items()]
+    return [f"{key}: {LEAVES[_what(kind, cls.shared)]}" for key, kind in cls.leaves.items()]
 
 
 def leaving_once(cls: type[Algorithm]) -> list[str]:
     """What leaves each client after the last round, where the global model needs it."""
-    return [f"{key}: {LEAVES[kind]}" for key, kind in cls.shares.items()]
+    return [f"{key}: {LEAVES[_what(kind, cls.shared)]}" for key, kind in _shares(cls).items()]
 
 
 def seen(cls: type[Algorithm]) -> list[str]:
     """What the server can see."""
-    kinds = [*cls.leaves.values(), *cls.shares.values()]
-    return [SEES[kind] for kind in dict.fromkeys(kinds)]
+    kinds = [*cls.leaves.values(), *_shares(cls).values()]
+    return [SEES[what] for what in dict.fromkeys(_what(kind, cls.shared) for kind in kinds)]
+
+
+def _shares(cls: type[Algorithm]) -> dict[str, Kind]:
+    """Without an own part, nobody is asked for it."""
+    return {} if cls.shared == "all" and "own" in cls.shares.values() else cls.shares
+
+
+def _what(kind: Kind, shared: str) -> str:
+    """A kind, with the part of the model that it is of."""
+    own = {"all": "", "body": "head", "head": "body"}
+    if kind == "model":
+        return {"all": "model", "body": "body", "head": "head"}.get(shared, "part")
+    if kind == "own":
+        return own.get(shared, "rest")
+    return kind
 
 
 def default(parameter: Parameter) -> str:

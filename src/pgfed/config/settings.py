@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import functools
-import inspect
-import io
-import textwrap
-import tokenize
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
 
 from pgfed.config.schema import Table, allowed, check, unknown_key
 from pgfed.errors import UserError
+from pgfed.methods.settings import TrainConfig, help_of, hints
 
 if TYPE_CHECKING:
     from pgfed.methods.contract import Algorithm
@@ -23,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One field: its default, what it may hold, and the comment that stands beside it."""
+    """One field: its default, what it may hold, and what it means."""
 
     name: str
     default: Any
@@ -37,10 +32,9 @@ class Parameter:
 
 def parameters(cls: type[Any]) -> list[Parameter]:
     """The fields of a dataclass, without [train], which all methods share."""
-    types = get_type_hints(cls)
-    comments = _comments(cls)  # type: ignore[arg-type]  # classes are hashable
+    types = hints(cls)
     return [
-        Parameter(field.name, field.default, types[field.name], comments.get(field.name, ""))
+        Parameter(field.name, field.default, types[field.name], help_of(types[field.name]))
         for field in dataclasses.fields(cls)
         if field.name != "train"
     ]
@@ -50,8 +44,6 @@ def make(
     cls: type[Algorithm], table: Mapping[str, Any], train: Table, at: str
 ) -> tuple[Algorithm, dict[str, Any]]:
     """The method with the values of its table over those of [train]; also the complete table."""
-    from pgfed.methods.settings import TrainConfig
-
     own = {p.name: p for p in parameters(cls)}
     train_keys = list(type(train).model_fields)
     for key in table:
@@ -64,43 +56,8 @@ def make(
     trained = check(type(train), {**train.model_dump(), **changed}, at).model_dump()
     try:
         method = cls(train=TrainConfig(**trained), **values)
+    except UserError as error:  # of a variant the variant's own key is at fault
+        raise UserError(str(error).replace(f"method.{cls.name}", at, 1)) from None
     except ValueError as error:  # a user's own method need not know of UserError
         raise UserError(f"{at}: {error}") from None
     return method, {**values, **changed}
-
-
-@functools.cache
-def _comments(cls: type[Any]) -> dict[str, str]:
-    """field -> the comment beside it, else the one above it, in the source of the class."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        try:
-            source = textwrap.dedent(inspect.getsource(base))
-        except (OSError, TypeError):  # defined in an interactive session
-            continue
-        by_line = {
-            token.start[0]: token.string.lstrip("# ")
-            for token in tokenize.generate_tokens(io.StringIO(source).readline)
-            if token.type == tokenize.COMMENT
-        }
-        alone = {
-            number
-            for number, line in enumerate(source.splitlines(), start=1)
-            if line.lstrip().startswith("#")
-        }
-        body = ast.parse(source).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for node in body.body:
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-                texts = [by_line[line] for line in lines if line in by_line]
-                if not texts:
-                    start = node.lineno
-                    while start - 1 in alone:
-                        start -= 1
-                    texts = [by_line[line] for line in range(start, node.lineno)]
-                if texts:
-                    found[node.target.id] = " ".join(texts)
-    return found

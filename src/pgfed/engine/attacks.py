@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pgfed.data.federation import Shard
 from pgfed.errors import UserError, unknown
-from pgfed.methods.values import Kind, Message, Update
 from pgfed.methods.randomness import Rng, generator
+from pgfed.methods.values import Kind, Message, Update
 
 ATTACKS = ("sign-flip", "scale", "noise", "label-flip")
 
@@ -62,7 +62,7 @@ class Attack:
             return update
         return {
             key: value
-            if leaves[key] in ("count", "row")
+            if leaves[key] in ("count", "row", "index")
             else self._false(value, message.get(key), rng, key)
             for key, value in update.items()
         }

@@ -17,8 +17,8 @@ from pgfed.data.federation import Federation
 from pgfed.engine.attacks import Attack
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
-from pgfed.methods.values import Message, State
 from pgfed.methods.randomness import Rng, generator, torch_stream
+from pgfed.methods.values import Message, State
 from pgfed.model.task import Task
 
 
@@ -79,8 +79,8 @@ class ClientSide:
         data = self.federation.train(client)
         attack = self.attack if client in self.attackers else None
         if attack is not None:
-            data = attack.data(data, self.task.classes)
-        new, update = self.algorithm.local_update(self.task, state, message, data, rng)
+            data = attack.data(data, self.task.outputs)
+        new, update = self.algorithm.local_update(self.task.view(), state, message, data, rng)
         if attack is not None:
             update = attack.update(update, self.algorithm.leaves, message, rng)
         return [new, update, {"round": round, "seconds": time.perf_counter() - began}]
@@ -93,8 +93,12 @@ class ClientSide:
             ("test", self.federation.test(client)),
             ("validation", self.federation.validation(client)),
         ):
-            correct, loss = self.task.score(theta, data) if len(data) else (0, 0.0)
-            scores |= {f"{name}_n": len(data), f"{name}_correct": correct, f"{name}_loss": loss}
+            scores |= {f"{name}_n": len(data), f"{name}_loss": 0.0}
+            if len(data):
+                found = self.task.score(theta, data)
+                scores[f"{name}_loss"] = found.loss
+                known = {k: float(v) for k, v in found.metrics.items() if v is not None}
+                scores |= {f"{name}_{metric}": value for metric, value in known.items()}
         return [scores]
 
     def personal(self, client: int, round: int, state: State, public: Message) -> list[State]:
@@ -108,7 +112,7 @@ class ClientSide:
     def _personal(self, client: int, round: int, state: State, public: Message) -> Tensor:
         rng = Rng(self.seed, client, round)
         data = self.federation.train(client)
-        return self.algorithm.personal_model(self.task, state, public, data, rng)
+        return self.algorithm.personal_model(self.task.view(), state, public, data, rng)
 
 
 def on_device(values: State, device: torch.device) -> State:

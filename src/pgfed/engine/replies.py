@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +12,10 @@ from torch import Tensor
 
 from pgfed.methods.values import Kind, Message, State, Update
 from pgfed.model.layout import Layout
+from pgfed.model.objectives import Objective
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
+MAX_INDEX = 10**6  # of the few choices that a method has
 MAX_SAMPLES = 10**8  # nobody holds more: a larger claim is a mistake, or wants to outweigh others
 
 
@@ -53,9 +57,33 @@ def _malformed(answer: list[State], round: int) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class Form:
+    """What fixes the shapes of a client's reply."""
+
+    layout: Layout
+    shared: str = "all"
+    outputs: int = 0  # of the model, which are its classes
+    width: int = 0  # features that the head is given
+
+    def shape(self, kind: Kind, message: Message) -> tuple[int, ...]:
+        if kind == "row":
+            return (len(message["ids"]) if "ids" in message else 0,)
+        if kind == "classes":
+            return (self.outputs,)
+        if kind == "prototypes":
+            return (self.outputs, self.width)
+        parts = {
+            "model": self.layout.shared,
+            "own": self.layout.own,
+            "gradient": self.layout.stepped,
+        }
+        return (parts[kind](self.shared).size,)
+
+
 def refusal(
     declared: Mapping[str, Kind],
-    layout: Layout,
+    form: Form,
     message: Message,
     update: Update,
     limit: int,
@@ -72,13 +100,6 @@ def refusal(
     extra = [_shown(key) for key in update if key not in declared]
     if extra:
         return f"keys: {len(extra)} not asked for, the first {extra[0]}"
-    lengths = {
-        "model": layout.n,
-        "body": layout.n - layout.h,
-        "head": layout.h,
-        "gradient": layout.d,
-        "row": len(message["ids"]) if "ids" in message else 0,
-    }
     for key, kind in declared.items():
         value: Any = update[key]
         if kind == "count":
@@ -87,11 +108,15 @@ def refusal(
         elif kind == "scalar":
             if type(value) is not float or not abs(value) <= _FLOAT32_MAX:
                 return f"{key}: {_shown(value)} is not a finite number"
+        elif kind == "index":
+            if type(value) is not int or not 0 <= value < MAX_INDEX:
+                return f"{key}: {_shown(value)} is not an index below {MAX_INDEX}"
         else:
             if not isinstance(value, Tensor) or value.dtype != torch.float32:
                 return f"{key}: not a float32 tensor"
-            if tuple(value.shape) != (lengths[kind],):
-                return f"{key}: shape {tuple(value.shape)}, expected ({lengths[kind]},)"
+            shape = form.shape(kind, message)
+            if tuple(value.shape) != shape:
+                return f"{key}: shape {tuple(value.shape)}, expected {shape}"
             if not bool(torch.isfinite(value).all()):
                 return f"{key}: holds NaN or infinite values"
             start = message.get(key)
@@ -103,14 +128,21 @@ def refusal(
     return None
 
 
-def score_refusal(scores: State) -> str | None:
-    """Why a client's scores must not be used. A loss may be anything: models do diverge."""
+def score_refusal(scores: State, objective: Objective) -> str | None:
+    """Why a client's scores must not be used. A loss may be anything: models do diverge.
+
+    A metric may be missing where it is undefined.
+    """
+    low, high = objective.bounds
     for part in ("test", "validation"):
-        n, correct, loss = (scores.get(f"{part}_{key}") for key in ("n", "correct", "loss"))
-        if type(n) is not int or type(correct) is not int or not 0 <= correct <= n <= MAX_SAMPLES:
-            return f"{_shown(correct)} correct of {_shown(n)} {part} samples"
+        n, loss = scores.get(f"{part}_n"), scores.get(f"{part}_loss")
+        if type(n) is not int or not 0 <= n <= MAX_SAMPLES:
+            return f"{_shown(n)} {part} samples"
         if type(loss) is not float:
             return f"{part}_loss: {_shown(loss)} is not a number"
+        value = scores.get(f"{part}_{objective.metric}")
+        if value is not None and (type(value) is not float or not low <= value <= high):
+            return f"{part}_{objective.metric}: {_shown(value)} is not between {low:g} and {high:g}"
     return None
 
 
@@ -143,3 +175,31 @@ def overhead_bytes(values: Message) -> int:
             isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
         )
     )
+
+
+class Traffic:
+    """What one round sent, by key and direction."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
+        self._overhead: Counter[str] = Counter()
+
+    def down(self, message: Message) -> None:
+        self._count("down", message)
+
+    def up(self, update: Update) -> None:
+        self._count("up", update)
+
+    def _count(self, direction: str, values: Message) -> None:
+        self._bytes[direction].update(payload_bytes(values))
+        self._overhead[direction] += overhead_bytes(values)
+
+    def record(self) -> dict[str, Any]:
+        """As a round's record tells of it."""
+        return {
+            "bytes_down": sum(self._bytes["down"].values()),
+            "bytes_up": sum(self._bytes["up"].values()),
+            "overhead_down": self._overhead["down"],
+            "overhead_up": self._overhead["up"],
+            "bytes_by_key": {direction: dict(sizes) for direction, sizes in self._bytes.items()},
+        }

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from pgfed.errors import UserError, unknown
-from pgfed.methods.values import Kind, Update
 from pgfed.methods.averaging import Mean
+from pgfed.methods.values import Kind, Update
 
 AGGREGATIONS = ("mean", "median", "trimmed-mean", "krum", "norm-clip")
 ATTACKERS = 0.2  # share of the replies of a round, unless the experiment says otherwise
@@ -50,7 +50,7 @@ def make_mean(name: str, leaves: Mapping[str, Kind], attackers: float = ATTACKER
             "(no aggregation withstands a majority)"
         )
     if name == "krum":
-        judged = [key for key, kind in leaves.items() if kind not in ("row", "count")]
+        judged = [key for key, kind in leaves.items() if kind not in ("row", "count", "index")]
         return Krum(attackers, tuple(judged))
     if name == "norm-clip":
         return NormClip()

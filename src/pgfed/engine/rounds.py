@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,13 @@ from pgfed.data.federation import Federation
 from pgfed.engine.attacks import Attack
 from pgfed.engine.backends.base import Backend
 from pgfed.engine.client import ClientSide, on_device, one_thread
-from pgfed.engine.replies import collect, overhead_bytes, payload_bytes, refusal, score_refusal
+from pgfed.engine.replies import Form, Traffic, collect, payload_bytes, refusal, score_refusal
 from pgfed.engine.robust import defended
 from pgfed.engine.store import ClientStore
-from pgfed.methods.contract import Algorithm, FederationInfo
-from pgfed.methods.values import Kind, Message, State, Update
 from pgfed.methods.averaging import Mean
-from pgfed.methods.randomness import draw_cohort
+from pgfed.methods.contract import Algorithm, FederationInfo
+from pgfed.methods.randomness import ServerRng, draw_cohort, further_seed
+from pgfed.methods.values import Kind, Message, State, Update
 
 LAST_ROUNDS = 10  # always scored: reports lead with their mean
 CURVES = 1_000  # clients up to which the history keeps everybody's accuracy
@@ -60,6 +60,7 @@ class Run:
         self.task = backend.task(seed)
         algorithm.check_model(self.task)
         self.info = FederationInfo(len(federation), cohort, self.task.layout)
+        self._form = Form(self.task.layout, algorithm.shared, self.task.outputs, self.task.width)
         self._mean = mean or Mean()
         self._max_update_norm = max_update_norm
         self._lose = lose
@@ -72,7 +73,8 @@ class Run:
         )
         backend.begin(self._side)
         self.round = 0
-        self.server = on_device(algorithm.init_server(w0, self.info), self.task.device)
+        known = replace(self.info, start=lambda k: backend.task(further_seed(seed, k)).initial())
+        self.server = on_device(algorithm.init_server(w0, known), self.task.device)
         self.history: list[dict[str, Any]] = []
         self.store = store or ClientStore()
         n = len(federation)
@@ -100,7 +102,8 @@ class Run:
         began = time.perf_counter()
         t = self.round + 1
         cohort = draw_cohort(self.seed, t, self.info.clients, self.info.cohort)
-        messages = self.algorithm.messages(self.server, cohort)
+        rng = ServerRng(self.seed, t)
+        messages = self.algorithm.messages(self.server, cohort, rng)
         common = _common(messages)
         own = {i: {k: v for k, v in messages[i].items() if k not in common} for i in cohort}
         started = time.perf_counter()
@@ -111,28 +114,10 @@ class Run:
         )
         train_seconds = time.perf_counter() - started
 
-        updates: dict[int, Update] = {}
-        states: dict[int, State] = {}
+        traffic = Traffic()
         dropped = [{"client": i, "reason": refused[i]} for i in refused if i not in cohort]
-        down: Counter[str] = Counter()
-        up: Counter[str] = Counter()
-        overhead = {"down": 0, "up": 0}
-        for i in cohort:
-            down.update(payload_bytes(messages[i]))
-            overhead["down"] += overhead_bytes(messages[i])
-            if i not in results or (self._lose is not None and self._lose(t, i)):
-                dropped.append({"client": i, "reason": refused.get(i, "no reply")})
-                continue
-            state, update, _ = results[i]
-            up.update(payload_bytes(update))
-            overhead["up"] += overhead_bytes(update)
-            reason = self._refusal(i, self.algorithm.leaves, messages[i], update)
-            if reason is not None:
-                dropped.append({"client": i, "reason": reason})
-                continue
-            updates[i] = update
-            states[i] = state
-        self.server = self.algorithm.aggregate(self.server, updates, self._mean)
+        updates, states = self._accepted(t, messages, results, refused, traffic, dropped)
+        self.server = self.algorithm.aggregate(self.server, updates, self._mean, rng)
         left_out = self._mean.left_out(updates)
         # Only now do the clients' new states count: a reply that was dropped leaves the old one.
         for i, state in states.items():
@@ -151,12 +136,8 @@ class Run:
             "mean_score": None,
             "mean_loss": None,
             **scores,
-            "bytes_down": sum(down.values()),
-            "bytes_up": sum(up.values()),
-            "overhead_down": overhead["down"],
-            "overhead_up": overhead["up"],
+            **traffic.record(),
             "bytes_eval": scores.get("bytes_eval", 0),
-            "bytes_by_key": {"down": dict(down), "up": dict(up)},
             "dropped": dropped,
             "left_out": left_out,
             "samples": samples,
@@ -165,11 +146,38 @@ class Run:
             "seconds": time.perf_counter() - began,
         }
 
+    def _accepted(
+        self,
+        t: int,
+        messages: Mapping[int, Message],
+        results: Mapping[int, list[State]],
+        refused: Mapping[int, str],
+        traffic: Traffic,
+        dropped: list[dict[str, Any]],
+    ) -> tuple[dict[int, Update], dict[int, State]]:
+        """(updates, new states) of those whose reply counts; why not, of the others."""
+        updates: dict[int, Update] = {}
+        states: dict[int, State] = {}
+        for i, message in messages.items():
+            traffic.down(message)
+            if i not in results or (self._lose is not None and self._lose(t, i)):
+                dropped.append({"client": i, "reason": refused.get(i, "no reply")})
+                continue
+            state, update, _ = results[i]
+            traffic.up(update)
+            reason = self._refusal(i, self.algorithm.leaves, message, update)
+            if reason is not None:
+                dropped.append({"client": i, "reason": reason})
+                continue
+            updates[i] = update
+            states[i] = state
+        return updates, states
+
     def _refusal(
         self, client: int, declared: Mapping[str, Kind], message: Message, update: Update
     ) -> str | None:
         limit = self.federation.trains_on(client)
-        return refusal(declared, self.info.layout, message, update, limit, self._max_update_norm)
+        return refusal(declared, self._form, message, update, limit, self._max_update_norm)
 
     def _scored(self, t: int) -> bool:
         return t % self.evaluate_every == 0 or t > self.rounds - LAST_ROUNDS
@@ -179,21 +187,22 @@ class Run:
 
         What cannot be a score is added to ``dropped``; the client's last one stands.
         """
+        objective = self.task.objective
         public = self.algorithm.public(self.server)
         clients = range(self.info.clients) if public else np.flatnonzero(self._unscored).tolist()
         for i, (s,) in self._map("score", clients, public):
-            reason = score_refusal(s)
+            reason = score_refusal(s, objective)
             if reason is not None:
                 dropped.append({"client": i, "reason": f"score: {reason}"})
                 continue
             if s["test_n"]:
-                self.score[i] = s["test_correct"] / s["test_n"]
+                self.score[i] = s.get(f"test_{objective.metric}", np.nan)
                 self.loss[i] = s["test_loss"] / s["test_n"]
             if s["validation_n"]:
-                self.validation_score[i] = s["validation_correct"] / s["validation_n"]
+                self.validation_score[i] = s.get(f"validation_{objective.metric}", np.nan)
             self._unscored[i] = False
         mean = self._mean_of(self.score)
-        if mean is not None and (mean > self.best_score or self.algorithm.scored_last):
+        if mean is not None and (self._is_best(mean) or self.algorithm.scored_last):
             self.best_round, self.best_score = self.round, mean
             self.best_score_per_client = self.score.copy()
         scores: dict[str, Any] = {
@@ -210,6 +219,13 @@ class Run:
             scores["diverged"] = diverged  # clients whose model holds NaN
         validation = self._mean_of(self.validation_score)
         return scores if validation is None else {**scores, "mean_validation_score": validation}
+
+    def _is_best(self, mean: float) -> bool:
+        if not self.best_round:
+            return True
+        if self.task.objective.more_is_better:
+            return mean > self.best_score
+        return mean < self.best_score
 
     def _mean_of(self, values: NDArray[np.float64]) -> float | None:
         """The mean over the honest clients that have a value; losses may be infinite."""
@@ -277,11 +293,12 @@ class Run:
     def global_model(self) -> Tensor:
         """The model a new client starts from."""
         with one_thread():
-            clients = range(self.info.clients) if self.algorithm.shares else []
+            asked = self.algorithm.shares_of(self.info.layout)
+            clients = range(self.info.clients) if asked else []
             shares = {
                 i: share
                 for i, (share,) in self._map("share", clients, {})
-                if self._refusal(i, self.algorithm.shares, {}, share) is None
+                if self._refusal(i, asked, {}, share) is None
             }
             if type(self._mean) is not Mean:
                 shares = defended(self._mean, shares)

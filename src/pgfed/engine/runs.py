@@ -25,8 +25,8 @@ from pgfed.engine.rounds import Run
 from pgfed.engine.store import ClientStore
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm
-from pgfed.model.networks import Factory, default_model, make_task
 from pgfed.model.layout import Layout
+from pgfed.model.networks import Factory, default_model, make_task
 from pgfed.results.statistics import mean_std
 
 LAST = 10  # rounds whose mean accuracy leads every table

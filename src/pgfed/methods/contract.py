@@ -80,7 +80,7 @@ class Algorithm:
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_bounds(self, f"method.{self.name}")
 
     @property
     def steps(self) -> TrainConfig:

@@ -11,8 +11,8 @@ The code steps the base and then, with a second pass over the same batch, the he
 a part rests while the other one steps, as it does there under torch 2, not under torch 1.4; the
 head's pass is in evaluation mode, so that batch norm does not see a batch twice as it does there).
 The bases' mean of the global model is divided by the number of samples. The paper starts from a
-trained FedAvg model and shares two layers on CIFAR-10; this starts at random and shares the last, as the
-code does.
+trained FedAvg model and shares two layers on CIFAR-10; this starts at random and shares the last,
+as the code does.
 """
 
 from __future__ import annotations

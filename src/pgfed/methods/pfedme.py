@@ -27,6 +27,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from pgfed.data.federation import Shard
+from pgfed.errors import UserError
 from pgfed.methods.averaging import Mean
 from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
 from pgfed.methods.randomness import Rng, ServerRng
@@ -52,8 +53,8 @@ class PFedMe(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.train.lr * self.lam > 1:
-            raise ValueError(
-                "lr * lam must be <= 1 (w_i would step beyond theta_i), "
+            raise UserError(
+                "method.pfedme.lam: lr * lam must be <= 1 (w_i would step beyond theta_i), "
                 f"found {self.train.lr:g} * {self.lam:g}"
             )
 

@@ -41,6 +41,11 @@ def draw_cohort(seed: int, round: int, clients: int, cohort: int) -> list[int]:
     return sorted(int(i) for i in drawn)
 
 
+def further_seed(seed: int, k: int) -> int:
+    """The seed of the k-th further initial model, for methods with several."""
+    return int(generator(seed, "further start", k).integers(2**31))
+
+
 @dataclass(frozen=True)
 class Rng:
     """The random streams of one client in one round."""

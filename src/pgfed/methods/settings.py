@@ -9,8 +9,7 @@ errors, `pgfed methods --show` and the docs all read them here. Nothing in this 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -35,8 +34,7 @@ class TrainConfig:
     reset_momentum: Annotated[bool, "forget the momentum buffer between participations"] = False
 
 
-@functools.cache
-def hints(cls: Callable[..., Any]) -> dict[str, Any]:
+def hints(cls: type[Any]) -> dict[str, Any]:
     """field -> its type with all that is said about it."""
     try:
         return get_type_hints(cls, include_extras=True)
@@ -60,23 +58,43 @@ def help_of(annotation: Any) -> str:
     return next((item for item in metadata(annotation) if isinstance(item, str)), "")
 
 
-BOUNDS: dict[type[Any], tuple[str, Callable[[Any, Any], bool]]] = {
-    Ge: (">=", lambda value, bound: value >= bound.ge),
-    Gt: (">", lambda value, bound: value > bound.gt),
-    Le: ("<=", lambda value, bound: value <= bound.le),
-    Lt: ("<", lambda value, bound: value < bound.lt),
-}
-
-
-def check_bounds(settings: Any) -> None:
-    """Refuse a dataclass one of whose fields is out of its bounds."""
-    types = hints(type(settings))  # type: ignore[arg-type]  # classes are hashable
+def check_bounds(settings: Any, at: str) -> None:
+    """Refuse a dataclass one of whose fields is out of its bounds; ``at`` is the fields' table."""
+    types = hints(type(settings))
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        for bound in metadata(types.get(field.name)):
-            sign, holds = BOUNDS.get(type(bound), ("", lambda value, bound: True))
-            if not holds(value, bound):
-                limit = next(iter(dataclasses.asdict(bound).values()))
-                raise UserError(f"{field.name}: must be {sign} {limit:g}, found {value:g}")
+        bounds = [item for item in metadata(types.get(field.name)) if isinstance(item, BOUNDS)]
+        if not all(_holds(value, bound) for bound in bounds):
+            raise UserError(f"{at}.{field.name}: must be {_rule(bounds)}, found {value:g}")
+
+
+BOUNDS = (Ge, Gt, Le, Lt)
+Bound = Ge | Gt | Le | Lt
+
+
+def _holds(value: Any, bound: Bound) -> bool:
+    match bound:
+        case Ge(limit):
+            return bool(value >= limit)
+        case Gt(limit):
+            return bool(value > limit)
+        case Le(limit):
+            return bool(value <= limit)
+        case Lt(limit):
+            return bool(value < limit)
+
+
+def _rule(bounds: Sequence[Bound]) -> str:
+    """In words, what must hold."""
+    match bounds:
+        case [Ge(low), Le(high)]:
+            return f"between {low:g} and {high:g}"
+        case [Gt(low), Lt(high)]:
+            return f"in ({low:g}, {high:g})"
+    signs = {Ge: ">=", Gt: ">", Le: "<=", Lt: "<"}
+    limits = [next(iter(dataclasses.asdict(bound).values())) for bound in bounds]
+    return " and ".join(
+        f"{signs[type(bound)]} {limit:g}" for bound, limit in zip(bounds, limits, strict=True)
+    )

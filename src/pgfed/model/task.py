@@ -37,6 +37,12 @@ class Scores:
     n: int
     loss: float  # the sum over the samples
     metrics: dict[str, float | None]
+    metric: str  # the primary one
+
+    @property
+    def score(self) -> float | None:
+        """The primary metric; None where it is undefined."""
+        return self.metrics[self.metric]
 
 
 class Task(FlatModule):
@@ -82,6 +88,7 @@ class Task(FlatModule):
                 "name the classifier with model.head"
             )
         self.linear_head = isinstance(head, nn.Linear)
+        self.width = int(z.shape[1]) if z.ndim == 2 else 0  # features that the head is given
 
     # -- one client's view ---------------------------------------------------------------------
 
@@ -256,7 +263,7 @@ class Task(FlatModule):
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for outputs, targets in pairs:
             loss += self.objective.total(outputs, targets).double()
-        return Scores(len(data), float(loss), self.objective.scores(pairs))
+        return Scores(len(data), float(loss), self.objective.scores(pairs), self.objective.metric)
 
     def loss(self, theta: Tensor, data: Shard) -> float:
         """The mean loss over all of ``data``."""

@@ -25,9 +25,8 @@ from torch import Tensor
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine.parallel import side_by_side
 from pgfed.errors import UserError
-from pgfed.methods.contract import GRADIENT_BATCH
 from pgfed.methods.randomness import generator
-from pgfed.model.task import Task
+from pgfed.model.task import GRADIENT_BATCH, Task
 from pgfed.results.statistics import Comparison, Paired, mean_std
 
 Floats = NDArray[np.float64]
@@ -170,7 +169,7 @@ def _add_risk_gradient(task: Task, theta: Tensor, data: Shard, out: Tensor, weig
 
 def _score(task: Task, theta: Tensor, federation: Federation, client: int) -> list[float | None]:
     parts = federation.test(client), federation.validation(client)
-    return [task.score(theta, data)[0] / len(data) if len(data) else None for data in parts]
+    return [task.score(theta, data).score if len(data) else None for data in parts]
 
 
 def choose_clients(federation: Federation, count: int | None, seed: int) -> list[int]:

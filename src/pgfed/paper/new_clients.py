@@ -99,7 +99,7 @@ def fine_tune(
     test = federation.test(client)
 
     def accuracy(theta: Tensor) -> float | None:
-        return task.score(theta, test)[0] / len(test) if len(test) else None
+        return task.score(theta, test).score if len(test) else None
 
     streams = [Rng(seed, client_id, epoch) for epoch in range(1, epochs + 1)]
     data = federation.train(client)

@@ -191,8 +191,9 @@ def _scored(task: Task, theta: Tensor, site: Federation, epoch: int) -> Epoch:
 
 
 def _score(task: Task, theta: Tensor, data: Shard) -> tuple[float, float]:
-    correct, loss = task.score(theta, data)
-    return correct / len(data), loss / len(data)
+    found = task.score(theta, data)
+    assert found.score is not None, "an accuracy is never undefined"
+    return found.score, found.loss / found.n
 
 
 def _flat(task: Task, model: Model) -> Tensor:

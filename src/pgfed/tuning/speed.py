@@ -14,17 +14,16 @@ from statistics import median
 from typing import Protocol, Self
 
 import numpy as np
-from torch import Tensor
 
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine.backends.process import Process
 from pgfed.engine.rounds import Run
-from pgfed.methods.contract import Algorithm, mean_gradient
 from pgfed.methods.averaging import Mean
-from pgfed.methods.values import Message, State, Update
-from pgfed.methods.randomness import Rng
-from pgfed.methods.settings import TrainConfig
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.randomness import Rng, ServerRng
 from pgfed.methods.registry import METHODS, folder, get
+from pgfed.methods.settings import TrainConfig
+from pgfed.methods.values import Message, State, Update
 from pgfed.model.networks import Factory
 from pgfed.model.task import Task
 from pgfed.paper.printed import METHODS as PAPER_NAMES
@@ -190,17 +189,13 @@ class GradientPass(Algorithm):
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
-        _, gradient = mean_gradient(task, message["w"], data, rng, self.train)
+        _, gradient = task.mean_gradient(message["w"], data, rng, self.train.batch_size)
         return {}, {"gradient": gradient, "n": len(data)}
 
-    def aggregate(self, server: State, updates: Mapping[int, Update], mean: Mean) -> State:
+    def aggregate(
+        self, server: State, updates: Mapping[int, Update], mean: Mean, rng: ServerRng
+    ) -> State:
         return server
-
-    def personal_model(
-        self, task: Task, state: State, public: Message, data: Shard, rng: Rng
-    ) -> Tensor:
-        w: Tensor = public["w"]
-        return w
 
 
 def random_federation(

@@ -12,6 +12,7 @@ from pgfed.data.federation import Federation
 from pgfed.engine.client import ClientSide
 from pgfed.methods.values import Message, State
 from pgfed.model.networks import Factory, make_task
+from pgfed.model.objectives import CLASSES, Objective
 from pgfed.model.task import Task
 
 # What one client's work needs beside what all share: its state (None: untouched) and message.
@@ -28,7 +29,9 @@ class Backend:
         *,
         device: torch.device | str = "cpu",
         head: str | None = None,
+        objective: Objective = CLASSES,
     ) -> None:
+        self.objective = objective
         self.device = torch.device(device)
         self.federation = federation.to(self.device)
         self.model = model
@@ -37,7 +40,15 @@ class Backend:
     def task(self, seed: int) -> Task:
         """The model with its start drawn from ``seed``."""
         shape, classes = self.federation.input_shape, len(self.federation.class_names)
-        return make_task(self.model, shape, classes, seed=seed, head=self.head, device=self.device)
+        return make_task(
+            self.model,
+            shape,
+            classes,
+            seed=seed,
+            head=self.head,
+            objective=self.objective,
+            device=self.device,
+        )
 
     def begin(self, side: ClientSide) -> None:
         raise NotImplementedError

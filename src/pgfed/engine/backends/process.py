@@ -29,6 +29,7 @@ from pgfed.engine.client import ClientError, ClientSide, become_worker
 from pgfed.errors import UserError
 from pgfed.methods.values import Message, State
 from pgfed.model.networks import Factory
+from pgfed.model.objectives import CLASSES, Objective
 
 
 class Process(Backend):
@@ -42,8 +43,9 @@ class Process(Backend):
         workers: int = 0,
         device: torch.device | str = "cpu",
         head: str | None = None,
+        objective: Objective = CLASSES,
     ) -> None:
-        super().__init__(federation, model, device=device, head=head)
+        super().__init__(federation, model, device=device, head=head, objective=objective)
         self.workers = workers or available_cores()
         # A forked worker has data and model at once and shares their memory. Where forking is not
         # safe (CUDA, macOS) workers start afresh and the data lies in shared memory.

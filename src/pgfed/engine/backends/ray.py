@@ -40,7 +40,8 @@ from pgfed.engine.client import ClientError, ClientSide, become_worker
 from pgfed.errors import UserError
 from pgfed.methods.values import Message, State
 from pgfed.model.networks import Factory
-from pgfed.model.task import Criterion, Task
+from pgfed.model.objectives import CLASSES, Objective
+from pgfed.model.task import Task
 
 START_SECONDS = 120.0  # how long actors may take to start, and a cluster to offer room for them
 CONNECT_SECONDS = 10.0
@@ -77,21 +78,21 @@ class _Start:
     # The module itself and not its factory: nothing the factory read or drew can differ.
     module: nn.Module
     head: str
-    criterion: Criterion
+    objective: Objective
     w0: NDArray[np.float32]
 
     @classmethod
     def of(cls, side: ClientSide) -> _Start:
         task = side.task
         bare = replace(side, task=None, federation=None, w0=None)  # type: ignore[arg-type]
-        return cls(bare, task.module, task.head_name, task.criterion, _array(side.w0))
+        return cls(bare, task.module, task.head_name, task.objective, _array(side.w0))
 
     def side_on(self, federation: Federation, device: str) -> ClientSide:
         task = Task(
             self.module,
             federation.input_shape,
             head=self.head,
-            criterion=self.criterion,
+            objective=self.objective,
             device=device,
         )
         w0 = _copy(self.w0).to(task.device)
@@ -116,8 +117,9 @@ class Ray(Backend):
         address: str = "",
         device: torch.device | str = "cpu",
         head: str | None = None,
+        objective: Objective = CLASSES,
     ) -> None:
-        super().__init__(federation, model, head=head)
+        super().__init__(federation, model, head=head, objective=objective)
         if torch.device(device).type not in ("cpu", "cuda"):
             raise UserError(f"engine.device: found {str(device)!r}; allowed with Ray: cpu, cuda")
         self.workers = workers  # 0: known once connected

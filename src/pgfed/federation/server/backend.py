@@ -234,10 +234,11 @@ class Flower(Backend):
                 facts.more["afresh"] = True
             echo = {"seconds": facts.work_seconds, "round": head["round"]}
             return [{"round": asked["round"]}, result, echo]
-        if stage == "score" and score_refusal(result) is None:
-            if result["test_n"]:
-                facts.more["accuracy"] = result["test_correct"] / result["test_n"]
-            if asked["alone"] and score_refusal(parts.get("alone", {})) is None:
+        objective = self._side.task.objective
+        if stage == "score" and score_refusal(result, objective) is None:
+            if f"test_{objective.metric}" in result:
+                facts.more["score"] = result[f"test_{objective.metric}"]
+            if asked["alone"] and score_refusal(parts.get("alone", {}), objective) is None:
                 facts.more["alone"] = _as_text(parts["alone"])
         if stage == "personal" and not _is_model(result, self._side.info.layout.n):
             raise BadRecord("not a model")

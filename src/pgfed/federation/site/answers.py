@@ -255,11 +255,11 @@ class Site:
     def _write_model(self, head: Head, side: ClientSide, theta: Tensor) -> None:
         method, seed = head["method"], side.seed
         test = self.federation.test(self.client)
-        accuracy = side.task.score(theta, test)[0] / len(test) if len(test) else None
+        accuracy = side.task.score(theta, test).score if len(test) else None
         alone = None
         if self._alone_file(head).is_file():
             scores = json.loads(self._alone_file(head).read_text())
-            alone = scores["test_correct"] / scores["test_n"] if scores["test_n"] else None
+            alone = scores.get(f"test_{side.task.objective.metric}")
         gain = None if accuracy is None or alone is None else round(accuracy - alone, 9)
         row = {
             "client": self.client,
