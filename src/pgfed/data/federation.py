@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pgfed.data import partitions
-from pgfed.data.datasets import Dataset
+from pgfed.data.dataset import Dataset
 from pgfed.data.partitions import Ints
 from pgfed.errors import UserError
 
