@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pgfed.cli.options import DataRoot, ExperimentFile
 from pgfed.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
     from pgfed.paper.new_clients import Curve
     from pgfed.paper.start import Start
 
-ExperimentFile = Annotated[
-    Path | None,
-    typer.Argument(metavar="EXPERIMENT", help="A TOML file; without it, the built-in experiment."),
-]
 From = Annotated[
     Path | None,
     typer.Option("--from", metavar="DIR", help="Take the models of this run, and train nothing."),
@@ -36,10 +33,6 @@ Out = Annotated[
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the experiment."),
-]
-DataRoot = Annotated[
-    Path | None,
-    typer.Option(metavar="PATH", help="Where data sets lie; else $PGFED_DATA, else ./data."),
 ]
 Smoke = Annotated[bool, typer.Option("--smoke", help="Small built-in data and a few rounds.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
