@@ -23,3 +23,4 @@ TensorBoard = Annotated[
     bool,
     typer.Option("--tensorboard", help="Also write event files: `tensorboard --logdir DIR`."),
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pgfed.cli.options import DataRoot, ExperimentFile, Settings, TensorBoard
+from pgfed.cli.options import DataRoot, ExperimentFile, Quiet, Settings, TensorBoard
 from pgfed.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def run(
         str | None,
         typer.Option(help="Models of which round: last, or best on validation (output.keep)."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+    quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run and what it would take.")
@@ -85,7 +85,7 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
     data_root: DataRoot = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+    quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     tensorboard: TensorBoard = False,
 ) -> None:
