@@ -17,6 +17,7 @@ check: test  ## the quality gate: lint, format, types, tests
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -38,4 +39,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf .venv runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pgfed.version import __version__
+
 if TYPE_CHECKING:
     from pgfed.api import Result, run
     from pgfed.data.federation import Federation
@@ -12,7 +14,6 @@ if TYPE_CHECKING:
     from pgfed.methods.contract import Algorithm
     from pgfed.results.loading import load
 
-__version__ = "0.1.0"
 __all__ = ["Algorithm", "Federation", "Result", "UserError", "__version__", "load", "run"]
 
 # Loaded on first use: torch takes seconds, and `pgfed --help` does not need it.

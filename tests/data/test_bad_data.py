@@ -20,7 +20,7 @@ from data_files import (
 )
 from PIL import Image
 
-from pgfed.data import datasets, limits
+from pgfed.data import dataset, datasets, limits
 from pgfed.data.datasets import load
 from pgfed.data.federation import Federation
 from pgfed.errors import UserError
@@ -256,7 +256,7 @@ def test_bad_npz(tmp_path: Path, change: dict[str, np.ndarray | None], words: st
 
 
 def test_too_many_classes_are_no_classes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(datasets, "MAX_CLASSES", 3)
+    monkeypatch.setattr(dataset, "MAX_CLASSES", 3)
     text = message(lambda: Federation.from_arrays(np.zeros((4, 2)), np.arange(4)))
     assert "4 different labels; allowed: 3 classes" in text
 

@@ -20,7 +20,8 @@ from data_files import (
 from PIL import Image
 
 from pgfed.data import datasets
-from pgfed.data.datasets import Dataset, describe, load, names
+from pgfed.data.dataset import Dataset
+from pgfed.data.datasets import describe, load, names
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgfed.data import datasets
-from pgfed.data.datasets import Dataset, load
+from pgfed.data.dataset import Dataset
+from pgfed.data.datasets import load
 from pgfed.data.federation import Federation, Shard, build
 from pgfed.errors import UserError
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgfed.data.datasets import Dataset
+from pgfed.data.dataset import Dataset
 from pgfed.data.federation import build
 from pgfed.data.partitions import KINDS, partition
 from pgfed.errors import UserError

@@ -207,3 +207,13 @@ def test_no_worker_outlives_its_parent(how: signal.Signals) -> None:
             parent.stdout.close()
     left = {name for name in set(os.listdir("/dev/shm")) - shared_before if "torch" in name}
     assert not left
+
+
+def test_answers_to_an_abandoned_call_are_not_taken_for_others() -> None:
+    """A caller that stops half-way, and then goes on with the same workers."""
+    with started(make(get("fedavg"), {})) as run:
+        expected = outcome(run)
+    with started(make(get("fedavg"), {}), pool(2)) as run:
+        for _ in run.personal_models():
+            break
+        check_equal(expected, outcome(run), "after an abandoned call")

@@ -233,7 +233,7 @@ class TestOwnInstance:
         import ray as package
 
         make_run(FedAvg(train=TRAIN), ray)
-        folder = ray._folder
+        folder = ray._cluster.folder
         assert folder is not None
         assert os.path.isdir(folder)
         assert processes_in(folder)

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from flwr.app import Error, Message, RecordDict
-from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
+from federation.flower_private import Run, TaskIdentity, message_from_proto, message_to_proto
 from pgfed.federation.site.answers import Site
 
 # (node, content of the message) -> content of the reply, an error, or None: no reply

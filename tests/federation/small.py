@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from pgfed.config import experiment as experiments
 from pgfed.data import datasets
+from pgfed.data.dataset import Dataset
 from pgfed.data.federation import Federation, build
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.durable import read_state
@@ -84,9 +85,7 @@ def simulated(folder: FederationFolder) -> tuple[experiments.Experiment, Federat
     """The same federation with all data in one place."""
     experiment, _ = load_experiment(folder.experiment_file)
     x, y, client = digits()
-    data = datasets.Dataset.from_arrays(
-        "digits", x, y, client=client, class_names=folder.agreement.classes
-    )
+    data = Dataset.from_arrays("digits", x, y, client=client, class_names=folder.agreement.classes)
     return experiment, build(
         data,
         partition="given",

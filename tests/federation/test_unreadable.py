@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from flwr.proto.recorddict_pb2 import ConfigRecordValue
 
 from federation import small
+from federation.flower_private import ConfigRecordValue, record_value_dict_from_proto
 from federation.local_grid import LocalGrid, grid_of
 from federation.test_rounds import QUICK, checkpoint, checkpoints_stay, history, seated, sites_of
 from pgfed.federation.flower.records import pull, unpack
@@ -39,8 +39,6 @@ class Unreadable(LocalGrid):
 
 
 def test_flower_does_fail_on_values_without_a_kind():
-    from flwr.common.serde_utils import record_value_dict_from_proto
-
     with pytest.raises(AttributeError):
         record_value_dict_from_proto({"n": ConfigRecordValue()})
 

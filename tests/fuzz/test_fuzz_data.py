@@ -29,7 +29,8 @@ from fuzz.driving import attempt, drive, share
 from fuzz.mutation import mutate
 from pgfed.data import datasets, folder, limits
 from pgfed.data import matching as agreed
-from pgfed.data.datasets import Dataset, load
+from pgfed.data.dataset import MAX_CLASSES, Dataset
+from pgfed.data.datasets import load
 from pgfed.data.federation import Federation, build
 
 
@@ -48,7 +49,7 @@ def check(dataset: Dataset) -> Federation:
     assert dataset.x.dtype in (np.uint8, np.float32)
     assert dataset.x.ndim in (2, 4)
     assert np.isfinite(dataset.x).all()
-    assert 2 <= len(dataset.class_names) <= datasets.MAX_CLASSES
+    assert 2 <= len(dataset.class_names) <= MAX_CLASSES
     assert 0 <= dataset.y.min() <= dataset.y.max() < len(dataset.class_names)
     assert "".join(dataset.class_names).encode()
     partition = "given" if dataset.client is not None else "iid"

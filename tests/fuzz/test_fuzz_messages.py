@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as Proto
 from hypothesis import strategies as st
 
+from federation.flower_private import RecordDictProto, recorddict_from_proto, recorddict_to_proto
 from fuzz.driving import attempt, drive, explore, one_line, share
 from fuzz.mutation import mutate
 from pgfed.engine.backends import wire
@@ -268,7 +267,7 @@ def test_damaged_records(cases: int):
     raw = recorddict_to_proto(record()).SerializeToString()
 
     def one(rng: random.Random) -> str | None:
-        proto = Proto()
+        proto = RecordDictProto()
         try:
             proto.ParseFromString(mutate(raw, rng))
             content = recorddict_from_proto(proto)

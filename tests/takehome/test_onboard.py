@@ -16,7 +16,7 @@ from torch import nn
 import pgfed as package
 from cli.cli_tools import Done, blobs
 from pgfed.api import Result
-from pgfed.data.datasets import Dataset
+from pgfed.data.dataset import Dataset
 from pgfed.data.federation import Federation, Shard, build_seat
 from pgfed.methods.randomness import Rng
 from pgfed.takehome.onboard import Epoch, _better

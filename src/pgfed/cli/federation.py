@@ -10,12 +10,16 @@ import typer
 
 from pgfed.errors import UserError
 
-app = typer.Typer(help="Run a real federation: a server and sites that keep their data.")
+group = typer.Typer(help="Run a real federation: a server and sites that keep their data.")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
 
 
-@app.callback()
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="federation")
+
+
+@group.callback()
 def _needs_flower() -> None:
     if find_spec("flwr") is None:
         raise UserError(
@@ -23,7 +27,7 @@ def _needs_flower() -> None:
         )
 
 
-@app.command()
+@group.command()
 def init(
     folder: Folder,
     sites: Annotated[int, typer.Option(min=1, max=10_000, help="How many sites may take part.")],
@@ -64,7 +68,7 @@ def init(
     print(f"  here       pgfed federation run {folder}")
 
 
-@app.command()
+@group.command()
 def server(folder: Folder) -> None:
     """Run the server (Flower's SuperLink) until stopped."""
     from pgfed.federation.flower.processes import serve
@@ -73,7 +77,7 @@ def server(folder: Folder) -> None:
     serve(FederationFolder(folder), _say)
 
 
-@app.command()
+@group.command()
 def site(
     folder: Annotated[Path, typer.Argument(metavar="SITE_DIR", help="The site's folder.")],
     data: Annotated[
@@ -90,7 +94,7 @@ def site(
     attend(place, data, _say)
 
 
-@app.command()
+@group.command()
 def run(
     folder: Folder,
     resume: Annotated[
@@ -123,7 +127,7 @@ def run(
         raise typer.Exit(1)
 
 
-@app.command()
+@group.command()
 def status(folder: Folder) -> None:
     """Show how the federation stands, site by site."""
     from rich.console import Console

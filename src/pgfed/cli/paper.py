@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -9,19 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pgfed.cli.options import DataRoot, ExperimentFile, Quiet
 from pgfed.errors import UserError
 
 if TYPE_CHECKING:
-    from pgfed.config.experiment import Experiment
+    from pgfed.config.experiment import Data, Experiment
+    from pgfed.data.federation import Federation
     from pgfed.engine.runs import Setup
     from pgfed.paper.explicit import Explicit
     from pgfed.paper.new_clients import Curve
     from pgfed.paper.start import Start
 
-ExperimentFile = Annotated[
-    Path | None,
-    typer.Argument(metavar="EXPERIMENT", help="A TOML file; without it, the built-in experiment."),
-]
 From = Annotated[
     Path | None,
     typer.Option("--from", metavar="DIR", help="Take the models of this run, and train nothing."),
@@ -37,12 +36,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the experiment."),
 ]
-DataRoot = Annotated[
-    Path | None,
-    typer.Option(metavar="PATH", help="Where data sets lie; else $PGFED_DATA, else ./data."),
-]
 Smoke = Annotated[bool, typer.Option("--smoke", help="Small built-in data and a few rounds.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -89,36 +83,40 @@ def explicit(
     from pgfed.engine.durable import write_atomic
     from pgfed.paper import explicit as study
 
-    setup = start.setup
-    seed = setup.experiment.seeds[0]
-    federation = setup.federation.to(setup.experiment.engine.device)
-    chosen = study.choose_clients(federation, clients, seed)
-    told: list[int] = []
-
-    def done(client: int) -> None:
-        told.append(client)
-        if not quiet:
-            print(f"client {client}: {len(told)} of {len(chosen)}", file=sys.stderr, flush=True)
-
-    result = study.study(
-        start.task(),
-        federation,
-        start.models["fedavg", seed],
-        chosen,
-        steps=steps,
-        rates=rates,
-        mus=mus,
-        jobs=_jobs(setup, len(chosen)),
-        done=done,
-    )
+    result = _exactly(start, clients, quiet, steps=steps, rates=rates, mus=mus)
     _json(start.folder / "explicit.json", study.document(result))
     write_atomic(start.folder / "explicit.csv", study.table(result))
     explicit_figure(result, start.folder)
     page = _page(start.folder)
     if not quiet:
-        _show_explicit(result, setup, start.folder)
+        _show_explicit(result, start.setup, start.folder)
         if page is not None:
             print(f"Report: {page}")
+
+
+def _exactly(start: Start, clients: int | None, quiet: bool, **options: Any) -> Explicit:
+    """The steps of E6, client by client."""
+    from pgfed.paper import explicit as study
+
+    setup = start.setup
+    seed = setup.experiment.seeds[0]
+    federation = setup.federation.to(setup.experiment.engine.device)
+    chosen = study.choose_clients(federation, clients, seed)
+    number = itertools.count(1)
+
+    def done(client: int) -> None:
+        if not quiet:
+            print(f"client {client}: {next(number)} of {len(chosen)}", file=sys.stderr, flush=True)
+
+    return study.study(
+        start.task(),
+        federation,
+        start.models["fedavg", seed],
+        chosen,
+        jobs=_jobs(setup, len(chosen)),
+        done=done,
+        **options,
+    )
 
 
 def new_clients(
@@ -150,19 +148,42 @@ def new_clients(
             f"{start.folder}: the run has no new clients; allowed: one with data.new_clients > 0"
         )
 
-    from dataclasses import replace
+    new, first = _those_held_out(data, data_root)
+    curves, rate = _fine_tuned(start, new, first, epochs, lr, quiet)
 
+    from pgfed.paper import new_clients as study
+
+    _json(start.folder / "new_clients.json", study.document(curves, rate))
+    page = _page(start.folder)
+    if not quiet:
+        _show_new_clients(curves, setup, len(new), start.folder)
+        if page is not None:
+            print(f"Report: {page}")
+
+
+def _those_held_out(data: Data, data_root: Path | None) -> tuple[Federation, int]:
+    """The new clients, and the id of the first of them."""
     from pgfed.config import experiment as experiments
     from pgfed.engine.runs import load_federation
-    from pgfed.methods.settings import TrainConfig
-    from pgfed.paper import new_clients as study
 
     everyone, _ = load_federation(
         data.model_copy(update={"new_clients": 0.0}), experiments.data_root(data_root)
     )
     first = data.first_new(len(everyone))
-    new = everyone.between(first, len(everyone)).to(setup.experiment.engine.device)
-    train = TrainConfig(**setup.experiment.train.model_dump())
+    return everyone.between(first, len(everyone)), first
+
+
+def _fine_tuned(
+    start: Start, new: Federation, first: int, epochs: int, lr: float | None, quiet: bool
+) -> tuple[list[Curve], float]:
+    """Each method's curve at the new clients, and the learning rate that all had."""
+    from dataclasses import replace
+
+    from pgfed.methods.settings import TrainConfig
+    from pgfed.paper import new_clients as study
+
+    experiment = start.setup.experiment
+    train = TrainConfig(**experiment.train.model_dump())
     train = train if lr is None else replace(train, lr=lr)
 
     def done(number: int, of: int) -> None:
@@ -171,20 +192,15 @@ def new_clients(
 
     curves = study.study(
         start.task(),
-        new,
+        new.to(experiment.engine.device),
         first,
         start.models,
         train,
         epochs=epochs,
-        jobs=_jobs(setup, len(start.models) * len(new)),
+        jobs=_jobs(start.setup, len(start.models) * len(new)),
         done=done,
     )
-    _json(start.folder / "new_clients.json", study.document(curves, train.lr))
-    page = _page(start.folder)
-    if not quiet:
-        _show_new_clients(curves, setup, len(new), start.folder)
-        if page is not None:
-            print(f"Report: {page}")
+    return curves, train.lr
 
 
 # -- before ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pgfed.cli.options import DataRoot, Quiet
 from pgfed.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -39,10 +40,7 @@ def sweep(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the experiment."),
     ] = None,
-    data_root: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Where data sets lie; else $PGFED_DATA, else ./data."),
-    ] = None,
+    data_root: DataRoot = None,
     jobs: Annotated[
         int | None,
         typer.Option(min=1, help="Tries at a time; by default as many as there are cores."),
@@ -50,7 +48,7 @@ def sweep(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Small built-in data and a few rounds.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+    quiet: Quiet = False,
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be tried and what it would take.")
     ] = False,

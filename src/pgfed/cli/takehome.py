@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from pgfed.cli.options import DataRoot
+
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 ModelFile = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A model file, .../models/client-0007.safetensors.")
@@ -17,10 +19,6 @@ ModelFile = Annotated[
 Client = Annotated[int, typer.Option(metavar="N", min=0, help="The client's number.")]
 Method = Annotated[str | None, typer.Option(metavar="NAME", help="One method; by default all.")]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="By default the first.")]
-DataRoot = Annotated[
-    Path | None,
-    typer.Option(metavar="PATH", help="Where data sets lie; else $PGFED_DATA, else ./data."),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 Figure = Annotated[
     Path | None, typer.Option(metavar="PATH", help="Also draw it (.png, .svg or .pdf).")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from pgfed.config.schema import Table, check, shown
+from pgfed.data import DEFAULT_CLIENTS as DEFAULT_CLIENTS
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from pgfed.methods.contract import Algorithm
 
 MAX_FILE = 1_000_000  # bytes; a file beyond this is not an experiment
-DEFAULT_CLIENTS = 20
 IN_MEMORY = "memory"  # data.dataset of a run on arrays that were passed from Python
 BASE = "base"  # the key of a [method.NAME] that makes NAME a variant of another method
 

@@ -12,12 +12,15 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from pgfed.data import partitions
-from pgfed.data.datasets import Dataset
+from pgfed.data import DEFAULT_CLIENTS, partitions
+from pgfed.data.dataset import Dataset
 from pgfed.data.partitions import Ints
 from pgfed.errors import UserError
 
-__all__ = ["Federation", "Shard", "build", "build_seat"]
+__all__ = ["PIXEL_SCALE", "Federation", "Shard", "build", "build_seat"]
+
+# Pixels 0..255 are divided by this, and 1 is subtracted: -1..1.
+PIXEL_SCALE = 127.5
 
 _CHUNK = 4_096  # samples moved at a time, so that memory holds no second copy of the data
 
@@ -39,7 +42,7 @@ class Shard:
         else:
             x, y = self.x.index_select(0, index), self.y.index_select(0, index)
         if x.dtype == torch.uint8:
-            x = torch.div(x, 127.5).sub_(1.0)
+            x = torch.div(x, PIXEL_SCALE).sub_(1.0)
         elif isinstance(index, slice):
             # Some kernels give other last bits on memory that is aligned otherwise.
             x = x.clone()
@@ -192,7 +195,7 @@ def build(
     dataset: Dataset,
     *,
     partition: str = "dirichlet",
-    clients: int = 25,
+    clients: int = DEFAULT_CLIENTS,
     alpha: float = 0.3,
     test_share: float = 0.25,
     validation_share: float = 0.0,

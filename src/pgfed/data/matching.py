@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pgfed.data import folder, npz
-from pgfed.data.datasets import Dataset, own_class_names
+from pgfed.data.dataset import Dataset
+from pgfed.data.own import class_names_of
 from pgfed.errors import UserError, unknown
 
 
@@ -70,7 +71,7 @@ _Parts = tuple[NDArray[Any], list[str], NDArray[np.int64], NDArray[Any] | None]
 
 def _npz(path: Path) -> _Parts:
     arrays = npz.read(path, ("x", "y"), ("client", "domain", "split", "class_names"))
-    y, names = arrays["y"].reshape(-1), own_class_names(str(path), arrays)
+    y, names = arrays["y"].reshape(-1), class_names_of(str(path), arrays)
     if y.dtype.kind not in "iu":
         raise UserError(f"{path}: y has type {y.dtype}; labels must be integers")
     values, number = np.unique(y, return_inverse=True)

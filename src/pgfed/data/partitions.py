@@ -12,7 +12,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from pgfed.data.datasets import Dataset
+from pgfed.data.dataset import Dataset
 from pgfed.errors import UserError, unknown
 
 KINDS = ("dirichlet", "dirichlet-plain", "classes", "iid", "domain", "given")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import multiprocessing
 import os
-import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from pgfed.engine.backends.process import available_cores
-from pgfed.engine.client import ClientError, become_worker, one_thread
+from pgfed.engine.backends.process import available_cores, become_child
+from pgfed.engine.client import ClientError, one_thread
 from pgfed.errors import UserError
 
 T = TypeVar("T")
@@ -73,7 +71,7 @@ def side_by_side(
 
 def _result(conn: Connection, process: ForkProcess) -> Any:
     try:
-        told = json.loads(conn.recv_bytes())
+        answer = json.loads(conn.recv_bytes())
     except (EOFError, OSError):
         process.join()
         raise ClientError(
@@ -82,26 +80,19 @@ def _result(conn: Connection, process: ForkProcess) -> Any:
     finally:
         conn.close()
     process.join()
-    if "error" in told:
-        raise (UserError if told["user"] else ClientError)(told["error"])
-    return told["result"]
+    if "error" in answer:
+        raise (UserError if answer["user"] else ClientError)(answer["error"])
+    return answer["result"]
 
 
 def _child(
     conn: Connection, inherited: list[Connection], work: Callable[[T], Any], item: T, parent: int
 ) -> None:
-    for other in inherited:
-        other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the parent's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        return
-    become_worker()
-    told: dict[str, Any]
+    become_child(parent, inherited)
+    answer: dict[str, Any]
     try:
-        told = {"result": work(item)}
+        answer = {"result": work(item)}
     except Exception as error:
-        told = {"error": str(error), "user": isinstance(error, UserError)}
+        answer = {"error": str(error), "user": isinstance(error, UserError)}
     with contextlib.suppress(OSError):  # nobody is left to hear of it
-        conn.send_bytes(json.dumps(told).encode())
+        conn.send_bytes(json.dumps(answer).encode())

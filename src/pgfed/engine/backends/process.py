@@ -23,8 +23,7 @@ import torch
 
 from pgfed.data.federation import Federation
 from pgfed.engine.backends import wire
-from pgfed.engine.backends.base import Backend, Payload
-from pgfed.engine.backends.queue import Queue
+from pgfed.engine.backends.pool import Died, Own, Pool
 from pgfed.engine.client import ClientError, ClientSide, become_worker
 from pgfed.errors import UserError
 from pgfed.methods.values import Message, State
@@ -32,7 +31,7 @@ from pgfed.model.networks import Factory
 from pgfed.model.objectives import CLASSES, Objective
 
 
-class Process(Backend):
+class Process(Pool[Connection, Connection]):
     """A pool of worker processes. ``workers = 0``: one per core this process may use."""
 
     def __init__(
@@ -58,6 +57,8 @@ class Process(Backend):
             else multiprocessing.get_context("spawn")
         )
         self._pool: dict[Connection, BaseProcess] = {}
+        self._idle: list[Connection] = []
+        self._informed: set[Connection] = set()  # of what all clients get in this call
         self._side: ClientSide | None = None
 
     def begin(self, side: ClientSide) -> None:
@@ -66,7 +67,7 @@ class Process(Backend):
         for _ in range(self.workers):
             self._start()
 
-    def _start(self) -> Connection:
+    def _start(self) -> None:
         ours, theirs = self._context.Pipe()
         inherited = [*self._pool, ours] if self._forks else []
         worker = self._context.Process(
@@ -75,84 +76,77 @@ class Process(Backend):
         worker.start()
         theirs.close()
         self._pool[ours] = worker
-        return ours
+        self._idle.append(ours)
 
-    def map(
-        self, stage: str, round: int, clients: Sequence[int], common: Message, payload: Payload
-    ) -> Iterator[tuple[int, list[State]]]:
-        queue = Queue(stage, round, clients, self.federation.n_train, self.workers)
-        busy: dict[Connection, list[int]] = {}
-        informed: set[Connection] = set()
-
-        def give(conn: Connection) -> None:
-            while queue:
-                busy[conn] = work = queue.take()
-                try:
-                    self._give(
-                        conn, stage, round, work, None if conn in informed else common, payload
-                    )
-                except OSError:  # it died waiting for work
-                    conn = replace(conn)
-                    continue
-                informed.add(conn)
-                return
-
-        def replace(conn: Connection) -> Connection:
-            """Start a new worker in the place of a dead one; its clients go first in the queue."""
-            queue.put_back(busy.pop(conn), "the worker process")
-            self._remove(conn)
-            return self._start()
-
-        for conn in list(self._pool):
-            give(conn)
-        while busy:
-            for ready in wait(list(busy)):
-                conn = ready  # type: ignore[assignment]
-                try:
-                    head, parts = wire.receive(conn)
-                except (EOFError, OSError):
-                    give(replace(conn))
-                    continue
-                done = busy.pop(conn)
-                if "error" in head:
-                    if head["user"]:
-                        raise UserError(head["error"])
-                    failure = ClientError(head["error"])
-                    failure.add_note(head["trace"])  # what `--debug` shows
-                    raise failure
-                give(conn)
-                each = len(parts) // len(done)
-                for k, client in enumerate(done):
-                    yield client, parts[k * each : (k + 1) * each]
-
-    def _give(
-        self,
-        conn: Connection,
-        stage: str,
-        round: int,
-        work: list[int],
-        common: Message | None,
-        payload: Payload,
-    ) -> None:
-        parts: list[State] = [] if common is None else [common]
-        untouched = []
-        for client in work:
-            state, own = payload(client)
-            untouched.append(state is None)
-            parts += [state or {}, own]
-        head = {"stage": stage, "round": round, "clients": work, "untouched": untouched}
-        wire.send(conn, head | {"common": common is not None}, parts)
-
-    def _remove(self, conn: Connection) -> None:
+    def _kill(self, conn: Connection) -> None:
         worker = self._pool.pop(conn)
+        if conn in self._idle:
+            self._idle.remove(conn)
         conn.close()
         worker.kill()
         worker.join()
         worker.close()
 
+    def _open(self, common: Message) -> Message:
+        while len(self._pool) < self.workers:  # some were given up in the middle of the last call
+            self._start()
+        self._informed.clear()
+        return common
+
+    def _send(
+        self,
+        conn: Connection,
+        stage: str,
+        round: int,
+        work: list[int],
+        common: Message,
+        own: Own,
+    ) -> Connection:
+        inform = conn not in self._informed
+        parts: list[State] = [common] if inform else []
+        for state, message in own:
+            parts += [state or {}, message]
+        head = {
+            "stage": stage,
+            "round": round,
+            "clients": work,
+            "untouched": [state is None for state, _ in own],
+            "common": inform,
+        }
+        try:
+            wire.send(conn, head, parts)
+        except OSError:  # it died waiting for work
+            raise Died("the worker process") from None
+        self._informed.add(conn)
+        return conn
+
+    def _wait(self, conns: list[Connection]) -> Sequence[Connection]:
+        return wait(conns)  # type: ignore[return-value]
+
+    def _receive(
+        self, conn: Connection, stage: str, round: int, work: list[int]
+    ) -> Iterator[list[State]] | UserError | ClientError:
+        try:
+            head, parts = wire.receive(conn)
+        except (EOFError, OSError):
+            raise Died("the worker process") from None
+        if "error" in head:
+            if head["user"]:
+                return UserError(head["error"])
+            failure = ClientError(head["error"])
+            failure.add_note(head["trace"])  # what `--debug` shows
+            return failure
+        each = len(parts) // len(work)
+        return (parts[k * each : (k + 1) * each] for k in range(len(work)))
+
+    def _abandon(self, conns: Sequence[Connection]) -> None:
+        for conn in conns:  # its answer must not be taken for one to the next call
+            if conn in self._pool:
+                self._kill(conn)
+
     def end(self) -> None:
         for conn in list(self._pool):
-            self._remove(conn)
+            self._kill(conn)
 
     def pids(self) -> list[int]:
         """The workers' process ids."""
@@ -165,8 +159,8 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _work(conn: Connection, inherited: list[Connection], side: ClientSide, parent: int) -> None:
-    """A worker's life: receive work, do it, send the result; end with the parent."""
+def become_child(parent: int, inherited: Sequence[Connection]) -> None:
+    """Set up a forked or spawned process that works for ``parent`` and ends with it."""
     for other in inherited:  # so that a pipe closes when its one owner does
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the parent's to handle
@@ -174,8 +168,13 @@ def _work(conn: Connection, inherited: list[Connection], side: ClientSide, paren
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
-            return
+            raise SystemExit  # it ended before this was asked for
     become_worker()
+
+
+def _work(conn: Connection, inherited: list[Connection], side: ClientSide, parent: int) -> None:
+    """A worker's life: receive work, do it, send the result; end with the parent."""
+    become_child(parent, inherited)
     common: Message = {}
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -190,11 +189,11 @@ def _work(conn: Connection, inherited: list[Connection], side: ClientSide, paren
                         head["stage"], client, head["round"], state, {**common, **parts[2 * k + 1]}
                     )
             except Exception as error:
-                told = {
+                failure = {
                     "error": str(error),
                     "user": isinstance(error, UserError),
                     "trace": traceback.format_exc(),
                 }
-                wire.send(conn, told)
+                wire.send(conn, failure)
                 continue
             wire.send(conn, {}, results)

@@ -10,18 +10,10 @@ Python finds them. Ray isolates nobody from anybody: a cluster belongs to one ow
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
-import shutil
-import signal
 import socket
 import sys
-import tempfile
-import threading
-import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from traceback import format_exception
 from typing import Any
@@ -31,20 +23,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-import pgfed
 from pgfed.data.federation import Federation
-from pgfed.engine.backends.base import Backend, Payload
+from pgfed.engine.backends.cluster import Cluster
+from pgfed.engine.backends.pool import Died, Own, Pool
 from pgfed.engine.backends.process import available_cores
-from pgfed.engine.backends.queue import ATTEMPTS, Queue
+from pgfed.engine.backends.queue import ATTEMPTS
 from pgfed.engine.client import ClientError, ClientSide, become_worker
 from pgfed.errors import UserError
 from pgfed.methods.values import Message, State
 from pgfed.model.networks import Factory
 from pgfed.model.objectives import CLASSES, Objective
 from pgfed.model.task import Task
+from pgfed.version import __version__
 
 START_SECONDS = 120.0  # how long actors may take to start, and a cluster to offer room for them
-CONNECT_SECONDS = 10.0
 ALIGNMENT = 64  # bytes; torch's own on CPUs, and the widest vector's
 
 Packed = dict[str, Any]  # a flat dictionary with arrays in place of tensors
@@ -99,7 +91,7 @@ class _Start:
         return replace(self.side, task=task, federation=federation, w0=w0)
 
 
-class Ray(Backend):
+class Ray(Pool[Any, Any]):
     """Actors on a Ray cluster.
 
     ``address``: "auto" (the cluster this machine is a node of) or "host:port"; empty: an instance
@@ -123,47 +115,28 @@ class Ray(Backend):
         if torch.device(device).type not in ("cpu", "cuda"):
             raise UserError(f"engine.device: found {str(device)!r}; allowed with Ray: cpu, cuda")
         self.workers = workers  # 0: known once connected
-        self.address = address
         self._wanted = workers
+        self._cluster = Cluster(address, workers or available_cores())
         self._actor_device = str(device)
-        self._gpu = torch.device(device).type == "cuda"
-        self._ray: Any = None  # the package, once connected
-        self._connected = False  # by us: then it is ours to disconnect
-        self._folder: str | None = None  # of an instance of our own
+        self._kind = "GPU" if torch.device(device).type == "cuda" else "CPU"
         self._data: Any = None
-        self._start: Any = None
+        self._run: Any = None
         self._actors: list[Any] = []
         self._idle: list[Any] = []
         self._loading: dict[Any, Any] = {}  # call of `load` -> its actor
         self._early_deaths = 0  # in a row, of actors that had not yet started
 
-    # -- the cluster ---------------------------------------------------------------------------
+    @property
+    def _ray(self) -> Any:
+        return self._cluster.ray
 
     def _connect(self) -> None:
-        # Only at first import and start does Ray read these. Nothing is reported to anyone; an
-        # instance of our own listens on the loopback address alone, which Ray offers by this name.
-        settings = {"RAY_USAGE_STATS_ENABLED": "0"}
-        if not self.address:
-            settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        with _environment(settings), _quiet():
-            try:
-                import ray
-            except ImportError as error:
-                raise UserError(
-                    f"engine.backend: 'ray' needs the package ray ({error}); "
-                    "pip install 'pgfed[ray]'"
-                ) from None
-            self._ray = ray
-            if ray.is_initialized():
-                self._check_connection()
-            elif self.address:
-                self._join()
-            else:
-                self._launch()
-        kind = "GPU" if self._gpu else "CPU"
-        self.workers = self._wanted or int(self._ray.cluster_resources().get(kind, 0))
+        self._cluster.connect()
+        self.workers = self._wanted or int(self._ray.cluster_resources().get(self._kind, 0))
         if not self.workers:
-            raise UserError(f"engine.address: the Ray cluster has no {kind}s to run clients on")
+            raise UserError(
+                f"engine.address: the Ray cluster has no {self._kind}s to run clients on"
+            )
         self._data = self._ray.put(
             (
                 replace(self.federation, x=torch.empty(0), y=torch.empty(0)),
@@ -173,59 +146,8 @@ class Ray(Backend):
         )
         # A dead actor is replaced here and not by Ray: its work goes to another one at once.
         self._actor_class = self._ray.remote(
-            num_cpus=1, num_gpus=int(self._gpu), max_restarts=0, max_task_retries=0
+            num_cpus=1, num_gpus=int(self._kind == "GPU"), max_restarts=0, max_task_retries=0
         )(_Actor)
-
-    def _check_connection(self) -> None:
-        """The calling program is connected already: stay with its cluster, if it is the one."""
-        here = self._ray.get_runtime_context().gcs_address
-        if self.address not in ("", "auto", here):
-            raise UserError(
-                f"engine.address: found {self.address!r}, but this program is already connected "
-                f"to the Ray cluster at {here!r}"
-            )
-
-    def _join(self) -> None:
-        if self.address != "auto":
-            # Ray itself would wait for a wrong address without end.
-            host, _, port = self.address.rpartition(":")
-            try:
-                socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-            except (OSError, ValueError, OverflowError) as error:
-                raise UserError(
-                    f"engine.address: no Ray cluster at {self.address!r} ({error}); "
-                    "allowed: auto, host:port as `ray start --head` prints it, or nothing"
-                ) from None
-        try:
-            self._initialize(address=self.address)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UserError(
-                f"engine.address: cannot join the Ray cluster at {self.address!r} from this "
-                f"machine: {str(error).splitlines()[0]}"
-            ) from None
-
-    def _launch(self) -> None:
-        # Of sockets' paths the system takes about a hundred characters: a short folder.
-        short = "/tmp" if os.path.isdir("/tmp") else None
-        self._folder = tempfile.mkdtemp(prefix="pgfed-ray-", dir=short)
-        self._initialize(
-            address="local",
-            num_cpus=self._wanted or available_cores(),
-            include_dashboard=False,
-            _temp_dir=self._folder,
-        )
-
-    def _initialize(self, **options: Any) -> None:
-        handler = signal.getsignal(signal.SIGTERM)
-        self._connected = True  # ours to end, even if interrupted half-way
-        try:
-            self._ray.init(**options, log_to_driver=False, logging_level="ERROR")
-        except SystemExit:  # so do Ray's handlers answer SIGTERM meanwhile
-            raise KeyboardInterrupt from None
-        finally:
-            # Ray sets handlers of its own: being told to end stays the caller's to handle.
-            if handler is not None and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, handler)
 
     # -- actors --------------------------------------------------------------------------------
 
@@ -237,7 +159,7 @@ class Ray(Backend):
                 self.end()
                 raise
         try:
-            self._start = self._ray.put(_Start.of(side))
+            self._run = self._ray.put(_Start.of(side))
         except TypeError as error:
             raise UserError(
                 "engine.backend: the model or method cannot be sent to Ray's actors: "
@@ -248,7 +170,7 @@ class Ray(Backend):
         for actor in self._actors:
             self._load(actor)
         while len(self._actors) < self.workers:
-            self._add()
+            self._start()
         # Starting is not training: it is waited for here, so that round 1 takes no longer. On a
         # busy cluster the run begins with the actors that found room; the others may come later.
         while self._loading and (fresh or not self._idle):
@@ -259,14 +181,14 @@ class Ray(Backend):
         if not self._idle:
             raise self._no_room()
 
-    def _add(self) -> None:
+    def _start(self) -> None:
         actor = self._actor_class.remote(sys.path)
         self._actors.append(actor)
         self._load(actor)
 
     def _load(self, actor: Any) -> None:
         # A reference within a list is not followed by Ray: the actor looks it up, and reports.
-        call = actor.load.remote(pgfed.__version__, self._actor_device, [self._data, self._start])
+        call = actor.load.remote(__version__, self._actor_device, [self._data, self._run])
         self._loading[call] = actor
 
     def _loaded(self, call: Any) -> None:
@@ -281,77 +203,63 @@ class Ray(Backend):
                     f"engine.backend: Ray's actors die as they start (is the same version of pgfed "
                     f"installed on every node?): {_last_line(error)}"
                 ) from None
-            self._replace(actor)
+            self._kill(actor)
+            self._start()
             return
         if trouble is not None:
             raise trouble.error()
         self._early_deaths = 0
         self._idle.append(actor)
 
-    def _replace(self, actor: Any) -> None:
+    def _kill(self, actor: Any) -> None:
         self._actors.remove(actor)
         self._ray.kill(actor)
-        self._add()
 
     def _no_room(self) -> UserError:
         return UserError(
             f"engine.address: no actor could start on the Ray cluster within {START_SECONDS:.0f} s;"
-            f" free: {self._ray.available_resources().get('GPU' if self._gpu else 'CPU', 0):.0f} "
-            f"of {self.workers} {'GPUs' if self._gpu else 'cores'}"
+            f" free: {self._ray.available_resources().get(self._kind, 0):.0f} "
+            f"of {self.workers} {'GPUs' if self._kind == 'GPU' else 'cores'}"
         )
 
     # -- work ----------------------------------------------------------------------------------
 
-    def map(
-        self, stage: str, round: int, clients: Sequence[int], common: Message, payload: Payload
-    ) -> Iterator[tuple[int, list[State]]]:
-        queue = Queue(stage, round, clients, self.federation.n_train, self.workers)
-        shared = self._ray.put(_pack(common))
-        busy: dict[Any, tuple[Any, list[int]]] = {}
+    def _open(self, common: Message) -> Any:
+        return self._ray.put(_pack(common))
 
-        def give() -> None:
-            while queue and self._idle:
-                actor, work = self._idle.pop(), queue.take()
-                own = []
-                for client in work:
-                    state, message = payload(client)
-                    own.append((None if state is None else _pack(state), _pack(message)))
-                busy[actor.call.remote(stage, round, work, [shared], own)] = actor, work
+    def _send(
+        self, actor: Any, stage: str, round: int, work: list[int], common: Any, own: Own
+    ) -> Any:
+        packed = [(None if s is None else _pack(s), _pack(message)) for s, message in own]
+        return actor.call.remote(stage, round, work, [common], packed)
 
+    def _wait(self, calls: list[Any]) -> Sequence[Any]:
+        timeout = None if calls else START_SECONDS
+        ready, _ = self._ray.wait([*calls, *self._loading], timeout=timeout)
+        if not ready:
+            raise self._no_room()
+        if ready[0] in self._loading:
+            self._loaded(ready[0])
+            return []
+        return list(ready)
+
+    def _receive(
+        self, call: Any, stage: str, round: int, work: list[int]
+    ) -> Iterator[list[State]] | UserError | ClientError:
         try:
-            give()
-            while busy or queue:
-                timeout = None if busy else START_SECONDS
-                ready, _ = self._ray.wait([*busy, *self._loading], timeout=timeout)
-                if not ready:
-                    raise self._no_room()
-                if ready[0] in self._loading:
-                    self._loaded(ready[0])
-                    give()
-                    continue
-                actor, work = busy.pop(ready[0])
-                try:
-                    results = self._ray.get(ready[0])
-                except self._ray.exceptions.RayTaskError as error:
-                    self._idle.append(actor)
-                    raise ClientError(
-                        f"round {round}, clients {work}, {stage}: {_last_line(error)}"
-                    ) from None
-                except self._ray.exceptions.RayError as error:  # the actor, its node, or the reply
-                    self._replace(actor)
-                    queue.put_back(work, f"Ray's actor ({type(error).__name__})")
-                    give()
-                    continue
-                self._idle.append(actor)
-                if isinstance(results, _Trouble):
-                    raise results.error()
-                give()
-                for client, parts in zip(work, results, strict=True):
-                    yield client, [_unpack(part) for part in parts]
-        finally:
-            for actor, _ in busy.values():  # given up on: free again when done with it
-                if actor in self._actors:
-                    self._load(actor)
+            results = self._ray.get(call)
+        except self._ray.exceptions.RayTaskError as error:
+            return ClientError(f"round {round}, clients {work}, {stage}: {_last_line(error)}")
+        except self._ray.exceptions.RayError as error:  # the actor, its node, or the reply
+            raise Died(f"Ray's actor ({type(error).__name__})") from None
+        if isinstance(results, _Trouble):
+            return results.error()
+        return ([_unpack(part) for part in parts] for parts in results)
+
+    def _abandon(self, actors: Sequence[Any]) -> None:
+        for actor in actors:  # free again when done with it
+            if actor in self._actors:
+                self._load(actor)
 
     def end(self) -> None:
         if self._ray is None:
@@ -360,19 +268,8 @@ class Ray(Backend):
             for actor in self._actors:
                 self._ray.kill(actor)
         self._actors, self._idle, self._loading = [], [], {}
-        self._data = self._start = None
-        if self._connected:
-            with _quiet():
-                self._ray.shutdown()
-            self._connected = False
-        if self._folder is not None:
-            for _ in range(50):  # while Ray's last processes end, they may still write
-                shutil.rmtree(self._folder, ignore_errors=True)
-                if not os.path.exists(self._folder):
-                    break
-                time.sleep(0.1)
-            self._folder = None
-        self._ray = None
+        self._data = self._run = None
+        self._cluster.close()
 
 
 class _Actor:
@@ -392,9 +289,9 @@ class _Actor:
 
         data, run = references
         try:
-            if version != pgfed.__version__:
+            if version != __version__:
                 raise UserError(
-                    f"engine.backend: pgfed is {version} here and {pgfed.__version__} on the Ray "
+                    f"engine.backend: pgfed is {version} here and {__version__} on the Ray "
                     f"node {socket.gethostname()}; every node needs the same version"
                 )
             if self._federation is None:
@@ -474,33 +371,5 @@ def _view(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array)
 
 
-# -- Ray's manners ---------------------------------------------------------------------------------
-
-
 def _last_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
-
-
-@contextlib.contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Ray announces changes of its own, and leaves files and processes to the garbage collector."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", ResourceWarning)
-        yield
-        gc.collect()

@@ -7,17 +7,18 @@ to whoever asks. Those two are for this machine only.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
-
+from pgfed.federation.flower.private import (
+    FLEET,
+    HEALTH,
+    App,
+    Receive,
+    Scope,
+    Send,
+    run_superlink,
+)
 from pgfed.federation.folders.folder import is_loopback
 
-PUBLIC = ("/v1/fleet/", "/health")
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Scope]]
-Send = Callable[[Scope], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+PUBLIC = (FLEET, HEALTH)
 
 
 def guarded(app: App) -> App:
@@ -42,12 +43,7 @@ def _is_allowed(scope: Scope) -> bool:
 
 def main() -> None:
     """As `flower-superlink`, with the same arguments."""
-    import uvicorn
-    from flwr.superlink.cli import flower_superlink
-
-    serve = uvicorn.run
-    uvicorn.run = lambda app, **options: serve(guarded(app), **options)
-    flower_superlink()
+    run_superlink(guarded)
 
 
 if __name__ == "__main__":

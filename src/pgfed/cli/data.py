@@ -1,0 +1,68 @@
+"""`pgfed datasets` and `pgfed data ...`. torch is imported on use."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pgfed.cli.options import DataRoot, ExperimentFile, Settings
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(datasets)
+    group = typer.Typer(help="Fetch data sets, and look at how they are divided among clients.")
+    group.command("fetch")(fetch)
+    group.command("show")(show)
+    app.add_typer(group, name="data")
+
+
+def datasets(data_root: DataRoot = None) -> None:
+    """List the data sets, and whether their files are there."""
+    from pgfed.cli.terminal import experiment as screens
+    from pgfed.config.experiment import data_root as default_root
+    from pgfed.data import datasets as sources
+
+    root = default_root(data_root)
+    screens.datasets(sources.describe(root), root)
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(help="A name that `pgfed datasets` lists.")],
+    data_root: DataRoot = None,
+) -> None:
+    """Download a data set, checked by its checksum, to the data root."""
+    from pgfed.cli.terminal.progress import Download
+    from pgfed.config.experiment import data_root as default_root
+    from pgfed.data import fetch as fetching
+
+    with Download(name, sys.stderr) as download:
+        place = fetching.fetch(name, default_root(data_root), progress=download.update)
+    print(f"{name}: {place}")
+
+
+def show(
+    experiment: ExperimentFile = None,
+    settings: Settings = None,
+    data_root: DataRoot = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Also draw classes by client (.png, .svg or .pdf)."),
+    ] = None,
+) -> None:
+    """Show how an experiment's data is divided among the clients."""
+    from pgfed.config import experiment as experiments
+
+    loaded = experiments.load(experiment, settings or [])
+
+    from pgfed.cli.terminal import experiment as screens
+    from pgfed.engine.runs import load_federation
+
+    clients, _ = load_federation(loaded.data, experiments.data_root(data_root))
+    if figure is not None:
+        from pgfed.report.distribution import distribution_figure
+
+        distribution_figure(clients, figure)
+    screens.clients(clients)

@@ -1,0 +1,28 @@
+"""`pgfed methods`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pgfed.methods import registry as algorithms
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(methods)
+
+
+def methods(
+    show: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="One method: settings, and what leaves a client."),
+    ] = None,
+) -> None:
+    """List the methods, or explain one."""
+    from pgfed.cli.terminal import experiment as screens
+
+    if show is None:
+        screens.methods({name: entry.summary for name, entry in algorithms.METHODS.items()})
+    else:
+        screens.method(algorithms.folder(show), algorithms.summary(show), algorithms.get(show))

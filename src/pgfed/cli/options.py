@@ -1,0 +1,26 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ExperimentFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="EXPERIMENT", help="A TOML file; without it, the built-in experiment."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. method.pgfed.mu=0.05."),
+]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Where data sets lie; else $PGFED_DATA, else ./data."),
+]
+TensorBoard = Annotated[
+    bool,
+    typer.Option("--tensorboard", help="Also write event files: `tensorboard --logdir DIR`."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]

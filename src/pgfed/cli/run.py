@@ -1,0 +1,121 @@
+"""`pgfed run` and `resume`. torch is imported on use."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pgfed.cli.options import DataRoot, ExperimentFile, Quiet, Settings, TensorBoard
+from pgfed.errors import UserError
+
+if TYPE_CHECKING:
+    from pgfed.engine.runs import Setup
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(run)
+    app.command()(resume)
+
+
+def run(
+    experiment: ExperimentFile = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The run folder; by default runs/NAME, or runs/NAME-2 and so on."
+        ),
+    ] = None,
+    settings: Settings = None,
+    data_root: DataRoot = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where to compute: cpu, cuda, ... (engine.device)."),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="Models of which round: last, or best on validation (output.keep)."),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would run and what it would take.")
+    ] = False,
+    smoke: Annotated[
+        bool,
+        typer.Option("--smoke", help="Small built-in data and a few rounds: about ten seconds."),
+    ] = False,
+    go_on: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")
+    ] = False,
+    tensorboard: TensorBoard = False,
+) -> None:
+    """Run all methods and seeds of an experiment file (or the built-in one) into a run folder."""
+    from pgfed.config import experiment as experiments
+
+    named = {"engine.device": device, "output.keep": keep}
+    overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
+    loaded = experiments.load(experiment, [*(settings or []), *overrides], smoke=smoke)
+    root = experiments.data_root(data_root)
+
+    from pgfed.engine.runs import prepare
+    from pgfed.results import writer as output
+
+    if dry:
+        from pgfed.cli.terminal import experiment as screens
+        from pgfed.tuning import cost as estimate
+
+        setup = prepare(loaded, root)
+        estimates = estimate.estimate(setup)
+        screens.dry_run(setup, estimates, estimate.memory(setup, estimates))
+        return
+    if go_on and out is None:
+        raise UserError("--resume: say which run with --out DIR (or use `pgfed resume DIR`)")
+    going_on = go_on and out is not None and output.is_run(out)
+    folder = out if going_on and out is not None else output.choose(out, loaded.name)
+    setup = prepare(loaded, root)
+    if going_on:
+        output.check_same(setup.experiment, folder)
+    _execute(setup, folder, resume=going_on, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    data_root: DataRoot = None,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    tensorboard: TensorBoard = False,
+) -> None:
+    """Go on with a run that was cut short: the result is that of a run that was not."""
+    from pgfed.config import experiment as experiments
+    from pgfed.engine.runs import prepare
+
+    setup = prepare(experiments.of_run(folder), experiments.data_root(data_root))
+    _execute(setup, folder, resume=True, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
+
+
+def _execute(
+    setup: Setup, folder: Path, *, resume: bool, tensorboard: bool, quiet: bool, as_json: bool
+) -> None:
+    from pgfed.api import run_setup
+    from pgfed.cli.terminal import experiment as screens
+    from pgfed.cli.terminal.progress import progress_for
+    from pgfed.report import rendering as reports
+    from pgfed.results import writer as output
+
+    experiment = setup.experiment
+    runs = len(setup.methods) * len(experiment.seeds)
+    progress = progress_for(sys.stderr, runs, experiment.rounds, quiet=quiet)
+    try:
+        with progress:
+            result = run_setup(setup, folder, progress, resume=resume, tensorboard=tensorboard)
+    except KeyboardInterrupt:
+        raise output.interrupted(progress.where(), folder) from None
+    page = reports.write_page(folder) if reports.possible() else None
+    if as_json:
+        print(json.dumps(result.summary, indent=2))
+    elif not quiet:
+        screens.outcomes(result.outcomes, folder, page)
