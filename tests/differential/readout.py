@@ -114,7 +114,8 @@ def _matrix(path: Path) -> Items:
 def _models(folder: Path) -> Items:
     """Each client's model in the file that the manifest says, and the global one."""
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    files = {f"client {row['client']}'s model": row["file"] for row in manifest["clients"]}
+    rows = [(row.get("client", row.get("name")), row["file"]) for row in manifest["clients"]]
+    files = {f"client {client}'s model": file for client, file in rows}
     files["global model"] = manifest["global"]["file"]
     hashes = {name: _hash(load_file(folder / name)) for name in set(files.values())}
     items = {what: hashes[name] for what, name in files.items()}
