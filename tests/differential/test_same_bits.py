@@ -6,6 +6,7 @@ import pytest
 
 from differential.cases import DEFAULT, METHODS, NIGHTLY, VARIANTS, VARIED, Case
 from differential.federations import FEWEST
+from differential.readout import Items
 from differential.trees import Bench
 
 GROUPS = [
@@ -29,12 +30,38 @@ def test_the_methods_lose_a_reply_and_a_client_has_few_samples(bench: Bench) -> 
 
 
 @pytest.mark.nightly
+def test_rounds_of_the_special_cases_are_special(bench: Bench) -> None:
+    """Or they would test what others test: see what each is made for in `cases`."""
+    attacked = bench.old(NIGHTLY["attacks"])["krum-noise"].items
+    for method in METHODS[1:]:  # of Local's clients nothing leaves, and nobody is left out
+        assert attacked[f"{method}, seed 1: round 1: left out"] != "[]", method
+    best = bench.old(NIGHTLY["best"])["best"].items
+    assert len(set(_all("round of the models", best))) > 1
+    silent = bench.old(NIGHTLY["best"])["silence"].items
+    for method in METHODS:
+        drawn, lost = (silent[f"{method}, seed 1: round 3: {w}"] for w in ("cohort", "dropped"))
+        assert drawn == lost
+    settings = bench.old(NIGHTLY["settings"])["settings"].items
+    assert "null" in _all("mean accuracy", settings)
+    assert any(bits != "[]" for bits in _all("dropped", settings))
+    assert _all("dropped", settings).count("[]") > len(_all("dropped", settings)) / 2
+
+
+@pytest.mark.nightly
 def test_every_variant_differs_from_its_method(bench: Bench) -> None:
     items = bench.old(NIGHTLY["variants"])[VARIED.name].items
     for variant, (base, _) in VARIANTS.items():
-        own, plain = (
-            {what.partition(": ")[2]: bits for what, bits in items.items() if what.startswith(name)}
-            for name in (f"{variant}, ", f"{base}, ")
-        )
+        own, plain = _of(variant, items), _of(base, items)
         assert own.keys() == plain.keys()
         assert own != plain, f"{variant} does what {base} does: it tests nothing"
+
+
+def _of(method: str, items: Items) -> Items:
+    """The items of one method, without its name."""
+    found = {what: bits for what, bits in items.items() if what.startswith(f"{method}, ")}
+    return {what.partition(", ")[2]: bits for what, bits in found.items()}
+
+
+def _all(what: str, items: Items) -> list[str]:
+    """One item of all methods, seeds and rounds."""
+    return [bits for name, bits in items.items() if name.endswith(f": {what}")]
