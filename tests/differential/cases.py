@@ -133,7 +133,7 @@ VARIED = Case(
             **{name: {"base": base, **table} for name, (base, table) in VARIANTS.items()},
         },
     },
-    lost=((3, 3),),
+    lost=((2, 1),),
 )
 
 
