@@ -120,7 +120,7 @@ def _drop_another(folder: Path) -> None:
     _edit_round_2(folder, lambda record: record.update(dropped=[{"client": 0, "reason": ""}]))
 
 
-def _forget_a_round(folder: Path) -> None:
+def _draw_another(folder: Path) -> None:
     _edit_round_2(folder, lambda record: record.update(cohort=[0, 1]))
 
 
@@ -133,7 +133,7 @@ CHANGES = {
         "round 2: mean loss: 1.25 in 0.1, 1.2500000000000002 today",
     ),
     "who was dropped": (_drop_another, 'round 2: dropped: ["2"] in 0.1, ["0"] today'),
-    "who was drawn": (_forget_a_round, 'round 2: cohort: ["0", "2"] in 0.1, ["0", "1"] today'),
+    "who was drawn": (_draw_another, 'round 2: cohort: ["0", "2"] in 0.1, ["0", "1"] today'),
 }
 
 
