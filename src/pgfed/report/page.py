@@ -18,8 +18,11 @@ import numpy as np
 from pgfed import __version__
 from pgfed.paper import printed as paper
 from pgfed.report.extras import missing, module
-from pgfed.report.figures import matrix, studies
-from pgfed.report.figures import methods as figures
+from pgfed.report.figures import studies
+from pgfed.report.figures.clients import gains, partition
+from pgfed.report.figures.comparisons import differences
+from pgfed.report.figures.curves import curves
+from pgfed.report.figures.matrix import matrix
 from pgfed.report.figures.specification import Figure, Style, styles
 from pgfed.report.tables import clients, federation, results
 from pgfed.report.tables.against_paper import against_paper, domains_against_paper
@@ -122,23 +125,23 @@ def _parts(group: Group, style: Style, prefix: str) -> list[Part]:
         Part(
             "learning",
             "How fast, and for how many bytes",
-            present(figures.curves(group, style)),
+            present(curves(group, style)),
             filled(("Rounds to an accuracy", results.speed(group))),
         ),
         Part(
             "clients",
             "Client by client",
-            present(figures.gains(group, style), figures.partition(group)),
+            present(gains(group, style), partition(group)),
             filled(
                 ("Gain over Local", clients.gains(group)), ("By domain", clients.domains(group))
             ),
             client=True,
         ),
-        Part("pairs", "Which method", present(figures.differences(group, style))),
+        Part("pairs", "Which method", present(differences(group, style))),
         Part(
             "helpers",
             "Who helps whom",
-            present(matrix.matrix(group)),
+            present(matrix(group)),
             filled(("Correlations and controls", matrix_table(group))),
         ),
         Part("sites", "Site by site", [], filled(("", federation.sites(group)))),
