@@ -90,18 +90,41 @@ def explicit(
     from pgfed.engine.durable import write_atomic
     from pgfed.paper import explicit as study
 
+    result = _descend(start, clients, steps, rates, mus, quiet)
+    _json(start.folder / "explicit.json", study.document(result))
+    write_atomic(start.folder / "explicit.csv", study.table(result))
+    explicit_figure(result, start.folder)
+    page = _page(start.folder)
+    if not quiet:
+        _show_explicit(result, start.setup, start.folder)
+        if page is not None:
+            print(f"Report: {page}")
+
+
+def _descend(
+    start: Start,
+    clients: int | None,
+    steps: int,
+    rates: list[float],
+    mus: list[float],
+    quiet: bool,
+) -> Explicit:
+    """Take the steps of every client that was chosen, and say how far it is."""
+    from pgfed.paper import explicit as study
+
     setup = start.setup
     seed = setup.experiment.seeds[0]
     federation = setup.federation.to(setup.experiment.engine.device)
     chosen = study.choose_clients(federation, clients, seed)
-    told: list[int] = []
+    finished: list[int] = []
 
     def done(client: int) -> None:
-        told.append(client)
+        finished.append(client)
         if not quiet:
-            print(f"client {client}: {len(told)} of {len(chosen)}", file=sys.stderr, flush=True)
+            where = f"{len(finished)} of {len(chosen)}"
+            print(f"client {client}: {where}", file=sys.stderr, flush=True)
 
-    result = study.study(
+    return study.study(
         start.task(),
         federation,
         start.models["fedavg", seed],
@@ -112,14 +135,6 @@ def explicit(
         jobs=_jobs(setup, len(chosen)),
         done=done,
     )
-    _json(start.folder / "explicit.json", study.document(result))
-    write_atomic(start.folder / "explicit.csv", study.table(result))
-    explicit_figure(result, start.folder)
-    page = _page(start.folder)
-    if not quiet:
-        _show_explicit(result, setup, start.folder)
-        if page is not None:
-            print(f"Report: {page}")
 
 
 def new_clients(
@@ -144,13 +159,27 @@ def new_clients(
     if lr is not None and lr <= 0:
         raise UserError(f"--lr: found {lr}; allowed: a number above 0")
     start = _start(from_run, experiment, settings, smoke, out, data_root, quiet, _hold_out)
-    setup = start.setup
-    data = setup.experiment.data
-    if not data.new_clients:
+    if not start.setup.experiment.data.new_clients:
         raise UserError(
             f"{start.folder}: the run has no new clients; allowed: one with data.new_clients > 0"
         )
 
+    from pgfed.paper import new_clients as study
+
+    rate = start.setup.experiment.train.lr if lr is None else lr
+    curves, new = _fine_tune(start, data_root, epochs, rate, quiet)
+    _json(start.folder / "new_clients.json", study.document(curves, rate))
+    page = _page(start.folder)
+    if not quiet:
+        _show_new_clients(curves, start.setup, new, start.folder)
+        if page is not None:
+            print(f"Report: {page}")
+
+
+def _fine_tune(
+    start: Start, data_root: Path | None, epochs: int, lr: float, quiet: bool
+) -> tuple[list[Curve], int]:
+    """The new clients' curves from each method's model, and how many clients these are."""
     from dataclasses import replace
 
     from pgfed.config import experiment as experiments
@@ -158,13 +187,12 @@ def new_clients(
     from pgfed.methods.contract import TrainConfig
     from pgfed.paper import new_clients as study
 
+    experiment = start.setup.experiment
     everyone, _ = load_federation(
-        data.model_copy(update={"new_clients": 0.0}), experiments.data_root(data_root)
+        experiment.data.model_copy(update={"new_clients": 0.0}), experiments.data_root(data_root)
     )
-    first = data.first_new(len(everyone))
-    new = everyone.between(first, len(everyone)).to(setup.experiment.engine.device)
-    train = TrainConfig(**setup.experiment.train.model_dump())
-    train = train if lr is None else replace(train, lr=lr)
+    first = experiment.data.first_new(len(everyone))
+    new = everyone.between(first, len(everyone)).to(experiment.engine.device)
 
     def done(number: int, of: int) -> None:
         if not quiet and (number == of or number % len(new) == 0):
@@ -175,17 +203,12 @@ def new_clients(
         new,
         first,
         start.models,
-        train,
+        replace(TrainConfig(**experiment.train.model_dump()), lr=lr),
         epochs=epochs,
-        jobs=_jobs(setup, len(start.models) * len(new)),
+        jobs=_jobs(start.setup, len(start.models) * len(new)),
         done=done,
     )
-    _json(start.folder / "new_clients.json", study.document(curves, train.lr))
-    page = _page(start.folder)
-    if not quiet:
-        _show_new_clients(curves, setup, len(new), start.folder)
-        if page is not None:
-            print(f"Report: {page}")
+    return curves, len(new)
 
 
 # -- before ------------------------------------------------------------------------------------
