@@ -33,10 +33,7 @@ class _Standing:
     gain: Gain | None
     over_local: Comparison | None
     yardstick: Method | None
-
-    @property
-    def name(self) -> Cell:
-        return Cell(self.method.label, note="control" if roles.is_control(self.method) else "")
+    note: str
 
     @property
     def sent(self) -> Cell:
@@ -59,7 +56,8 @@ def results(group: Group) -> Table:
     def standing(method: Method) -> _Standing:
         gain, local = group.gain(method), group.local(method)
         over = None if local is None or gain is None else group.compare(method, local)
-        return _Standing(method, gain, over, yardstick)
+        note = "control" if roles.is_control(method) else ""
+        return _Standing(method, gain, over, yardstick, note)
 
     return fill(
         "results",
@@ -74,7 +72,8 @@ def results(group: Group) -> Table:
 
 def _standing_columns(relative: str) -> list[Column[_Standing]]:
     return [
-        Column("method", "Method", "The control is PGFed with mu = 0", lambda s: s.name),
+        Column("method", "Method", "The control is PGFed with mu = 0",
+               lambda s: Cell(s.method.label, note=s.note)),
         Column("last10", "Last 10 rounds", "Mean accuracy of the last ten rounds",
                lambda s: score(s.method, "last10")),
         Column("best", "Best on test", "Best round, chosen on test data as the paper does",
