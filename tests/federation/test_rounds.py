@@ -22,7 +22,7 @@ from pgfed.federation.server.conduct import Options, conduct
 from pgfed.federation.site.answers import Site
 from pgfed.methods import registry as algorithms
 from pgfed.report import rendering as report
-from pgfed.report import tables
+from pgfed.report.tables import federation as tables
 from pgfed.results.writer import RunFolder
 
 QUICK = Options(round_timeout=1.0)
@@ -190,9 +190,9 @@ def test_a_bad_reply_costs_its_site_the_round_and_nothing_else(tmp_path: Path, f
     ]  # fmt: skip
     assert said in rows[1]["last_failure"]
     (group,) = report.read([folder.run])
-    (told,) = [row for row in tables.sites(group).rows if row[0].text == "1"]
-    assert [cell.text for cell in told[1:4]] == ["pgfed", "3", "2"]
-    assert said in told[-1].text
+    (site,) = [row for row in tables.sites(group).records() if row["site"].text == "1"]
+    assert [site[key].text for key in ("method", "asked", "counted")] == ["pgfed", "3", "2"]
+    assert said in site["failures"].text
 
 
 class Twice(LocalGrid):

@@ -27,7 +27,7 @@ from pgfed.methods.settings import TrainConfig
 from pgfed.model.networks import make_task
 from pgfed.model.task import Task
 from pgfed.paper import explicit, new_clients
-from pgfed.paper.figures import kernel_density
+from pgfed.report.images.explicit import kernel_density
 
 FEATURES, HIDDEN, CLASSES, CLIENTS = 4, 5, 3, 5
 NET = Net(FEATURES, HIDDEN, CLASSES)

@@ -11,8 +11,9 @@ import pytest
 
 import pgfed
 from pgfed.engine.attacks import Attack
-from pgfed.report import tables
 from pgfed.report.page import render
+from pgfed.report.tables.federation import attack
+from pgfed.report.tables.results import results
 from pgfed.report.text import markdown_report
 from pgfed.results.comparison import Group, group
 from pgfed.results.reader import load
@@ -78,7 +79,7 @@ def test_without_an_attack_nothing_is_said_of_attackers(folders: dict[str, Path]
     assert "attackers" not in json.loads((folders["calm"] / "summary.json").read_text())[0]
     assert "attacker" not in rows_of(folders["calm"], "fedavg", 0)[0]
     (alone,) = group([load(folders["calm"])])
-    assert not tables.attack(alone)
+    assert not attack(alone)
     assert "Attack and defence" not in render([alone])
 
 
@@ -106,9 +107,7 @@ def test_a_finished_run_remembers_its_attackers(folders: dict[str, Path]) -> Non
 
 
 def test_the_table(attacked: Group, folders: dict[str, Path]) -> None:
-    table = tables.attack(attacked)
-    keys = [key for key, _, _ in table.columns]
-    found = {(row[1].text, row[0].text): dict(zip(keys, row, strict=True)) for row in table.rows}
+    found = {(row["run"].text, row["method"].text): row for row in attack(attacked).records()}
     assert len(found) == 6
     calm, bare, krum = (found[run, "fedavg"] for run in RUNS)
     assert [r["attack"].text for r in (calm, bare)] == ["none", "sign-flip x10 by 20 %"]
@@ -137,7 +136,7 @@ def test_the_rest_of_the_page_is_about_the_honest(attacked: Group) -> None:
     assert len(labels) == 6
     method = next(m for m in attacked.methods if m.settings["attack"] != "none")
     assert np.isnan(method.runs[0].last10[sorted(ATTACKERS[0])]).all()
-    assert "Attackers are left out" in tables.results(attacked).caption
+    assert "Attackers are left out" in results(attacked).caption
     assert "## Attack and defence" in markdown_report([attacked])
     page = render([attacked])
     assert '<section id="attack">' in page

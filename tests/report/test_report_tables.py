@@ -10,21 +10,25 @@ import numpy as np
 import pytest
 
 from pgfed.paper import printed as paper
-from pgfed.report import tables
 from pgfed.report import text as formats
 from pgfed.report.rendering import Format, read, render
-from pgfed.report.tables import Table
+from pgfed.report.tables.against_paper import against_paper, domains_against_paper
+from pgfed.report.tables.cells import Cell, Column, Table
+from pgfed.report.tables.clients import domains, gains
+from pgfed.report.tables.federation import dropped, sites
+from pgfed.report.tables.matrix import matrix
+from pgfed.report.tables.results import control, overview, results, speed
 from pgfed.results.comparison import Group
 from report.folders import make_folder
 
 
 def column(table: Table, key: str) -> dict[str, str]:
-    at = [name for name, _, _ in table.columns].index(key)
-    return {label: row[at].text for label, row in zip(table.labels, table.rows, strict=True)}
+    records = zip(table.labels, table.records(), strict=True)
+    return {label: record[key].text for label, record in records}
 
 
 def test_results_by_hand(group: Group) -> None:
-    table = tables.results(group)
+    table = results(group)
     by_name = {m.name: m for m in group.methods}
     last10 = 100 * by_name["pgfed"].scores("last10").mean(axis=1)
     assert column(table, "last10")["pgfed"] == f"{last10.mean():.1f} ± {last10.std(ddof=1):.1f}"
@@ -44,7 +48,7 @@ def test_results_by_hand(group: Group) -> None:
 
 
 def test_the_control_is_beside_pgfed_with_its_interval(group: Group) -> None:
-    table = tables.control(group)
+    table = control(group)
     assert column(table, "control") == {"pgfed": "fedavg-local"}
     by_name = {m.name: m for m in group.methods}
     found = group.compare(by_name["pgfed"], by_name["fedavg-local"])
@@ -57,13 +61,13 @@ def test_the_control_is_beside_pgfed_with_its_interval(group: Group) -> None:
 
 def test_a_missing_control_is_said(tmp_path: Path) -> None:
     (group,) = read([make_folder(tmp_path / "a", methods=["local", "pgfed"])])
-    assert column(tables.control(group), "meaning") == {"pgfed": "not in the run: add it"}
+    assert column(control(group), "meaning") == {"pgfed": "not in the run: add it"}
 
 
 def test_gains_by_hand(group: Group) -> None:
     by_name = {m.name: m for m in group.methods}
     gain = (by_name["fedavg"].scores("last10") - by_name["local"].scores("last10")).mean(axis=0)
-    table = tables.gains(group)
+    table = gains(group)
     assert column(table, "mean")["fedavg"] == f"{100 * gain.mean():+.1f}".replace("-", "−")
     assert column(table, "std")["fedavg"] == f"{100 * gain.std(ddof=1):.1f}"
     assert column(table, "worst_decile")["fedavg"] == f"{100 * gain.min():+.1f}".replace("-", "−")
@@ -71,7 +75,7 @@ def test_gains_by_hand(group: Group) -> None:
 
 
 def test_rounds_to_an_accuracy(group: Group) -> None:
-    table = tables.speed(group)
+    table = speed(group)
     (pgfed,) = [m for m in group.methods if m.name == "pgfed"]
     for target in (0.5, 0.6, 0.7):
         reached = next(
@@ -85,7 +89,7 @@ def test_rounds_to_an_accuracy(group: Group) -> None:
 
 def test_domains_are_means_over_their_clients(tmp_path: Path) -> None:
     (group,) = read([make_folder(tmp_path / "a", clients=8, domains=["Art", "Clipart"])])
-    table = tables.domains(group)
+    table = domains(group)
     (local,) = [m for m in group.methods if m.name == "local"]
     art = 100 * local.scores("best")[:, ::2].mean(axis=1)
     assert column(table, "Art")["local"].split()[0] == f"{art.mean():.1f}"
@@ -94,8 +98,13 @@ def test_domains_are_means_over_their_clients(tmp_path: Path) -> None:
 def test_dropped_replies_are_counted(tmp_path: Path) -> None:
     lost = [{"client": 3, "reason": "lost"}, {"client": 4, "reason": "not finite: w"}]
     (group,) = read([make_folder(tmp_path / "a", methods=["local"], dropped=lost)])
-    (row,) = tables.dropped(group).rows
-    assert [cell.text for cell in row] == ["local", "4", "3, 4", "2 × lost; 2 × not finite: w"]
+    (record,) = dropped(group).records()
+    assert {key: cell.text for key, cell in record.items()} == {
+        "method": "local",
+        "replies": "4",
+        "clients": "3, 4",
+        "reasons": "2 × lost; 2 × not finite: w",
+    }
 
 
 def test_many_clients_and_reasons_are_cut_short(tmp_path: Path) -> None:
@@ -103,10 +112,12 @@ def test_many_clients_and_reasons_are_cut_short(tmp_path: Path) -> None:
     lost = [{"client": i, "reason": f"w: norm {i}, allowed at most 1"} for i in range(2, 12)]
     lost.append({"client": 2, "reason": "no reply"})
     (group,) = read([make_folder(tmp_path / "a", methods=["local"], seeds=[0], dropped=lost)])
-    _, replies, clients, reasons = tables.dropped(group).rows[0]
-    assert (replies.text, clients.text) == ("11", "2, 3, 4, 5, 6, 7, 8, 9 and 2 more")
-    assert reasons.text.count("norm") == 8 - reasons.text.count("no reply")
-    assert reasons.text.endswith("3 × others")
+    (record,) = dropped(group).records()
+    assert record["replies"].text == "11"
+    assert record["clients"].text == "2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
+    reasons = record["reasons"].text
+    assert reasons.count("norm") == 8 - reasons.count("no reply")
+    assert reasons.endswith("3 × others")
 
 
 def test_sites_of_a_federation_over_flower(tmp_path: Path) -> None:
@@ -121,7 +132,7 @@ def test_sites_of_a_federation_over_flower(tmp_path: Path) -> None:
         flower=True,
     )
     (group,) = read([folder])
-    table = tables.sites(group)
+    table = sites(group)
     assert [[cell.text for cell in row] for row in table.rows] == [
         # Two seeds of four rounds; the first answer of each takes a second longer.
         [
@@ -137,31 +148,32 @@ def test_sites_of_a_federation_over_flower(tmp_path: Path) -> None:
     page = render([group])
     assert 'id="sites-table"' in page
     assert 'id="dropped-table"' in page
-    methods, sites = render([group], Format.csv).split("\n\n")
+    methods, by_site = render([group], Format.csv).split("\n\n")
     assert [row["replies_dropped"] for row in csv.DictReader(io.StringIO(methods))] == ["2", "2"]
-    first, second = csv.DictReader(io.StringIO(sites))
+    first, second = csv.DictReader(io.StringIO(by_site))
     assert (first["site"], first["method"], first["slowest"]) == ("clinic A", "pgfed", "3.0")
     assert (second["bytes_up"], second["failures"]) == ("18000", "2 × no reply within 5 s")
 
 
 def test_simulations_have_no_sites(group: Group) -> None:
-    assert not tables.sites(group)
+    assert not sites(group)
     assert "Site by site" not in render([group], Format.md)
     assert "\n\n" not in render([group], Format.csv)
 
 
 def test_no_dropped_replies_no_table(group: Group) -> None:
-    assert not tables.dropped(group)
+    assert not dropped(group)
 
 
 def test_the_matrix_has_a_row_per_run_and_its_controls(group: Group) -> None:
-    table = tables.matrix(group)
-    assert [row[0].text for row in table.rows] == ["pgfed, seed 0", "pgfed, seed 1"]
+    table = matrix(group)
+    first, second = table.records()
+    assert (first["run"].text, second["run"].text) == ("pgfed, seed 0", "pgfed, seed 1")
     (pgfed,) = [m for m in group.methods if m.name == "pgfed"]
     found = group.helpfulness(pgfed, pgfed.runs[0])
     assert found is not None
     r = np.corrcoef(group.clients.n_train, found.column)[0, 1]
-    assert table.rows[0][1].text.startswith(f"{r:+.2f} (p")
+    assert first["column_size"].text.startswith(f"{r:+.2f} (p")
 
 
 # -- the paper ---------------------------------------------------------------------------------
@@ -184,7 +196,7 @@ def test_the_paper_stands_beside_a_run_of_its_setting(tmp_path: Path) -> None:
         dataset="cifar10",
     )
     (group,) = read([folder])
-    table = tables.against_paper(group)
+    table = against_paper(group)
     assert column(table, "accuracy_paper") == {
         "local": "72.40 ± 0.45",
         "fedavg": "65.07 ± 0.25",
@@ -194,9 +206,8 @@ def test_the_paper_stands_beside_a_run_of_its_setting(tmp_path: Path) -> None:
     assert column(table, "rounds_paper")["pgfed"] == "9"
     assert column(table, "sent_paper")["pgfed"] == "2.50"
     assert column(table, "sent")["pgfed"] == "2.50"
-    assert "speed_paper" not in [key for key, _, _ in table.columns]  # printed for 50 clients only
-    told = paper.differences(group, group.methods[0])
-    assert told == [
+    assert "speed_paper" not in table.records()[0]  # printed for 50 clients only
+    assert paper.differences(group, group.methods[0]) == [
         "rounds 20 (paper 300)",
         "seeds 2 (paper 3)",
         "learning rate 0.005 (not on the paper's grid)",
@@ -209,30 +220,34 @@ def test_fifty_clients_have_speeds_too(tmp_path: Path) -> None:
         tmp_path / "a", methods=["fedavg", "pgfed-ce"], clients=50, dataset="cifar10"
     )
     (group,) = read([folder])
-    table = tables.against_paper(group)
+    table = against_paper(group)
     assert column(table, "speed_paper") == {"fedavg": "1.00", "pgfed-ce": "0.89"}
     assert column(table, "accuracy_paper")["pgfed-ce"] == "81.16 ± 0.56"
 
 
 def test_office_home_by_domain(tmp_path: Path) -> None:
-    domains = ["Art", "Clipart", "Product", "Real_World"]
-    folder = make_folder(tmp_path / "a", clients=20, dataset="office-home", domains=domains)
+    names = ["Art", "Clipart", "Product", "Real_World"]
+    folder = make_folder(tmp_path / "a", clients=20, dataset="office-home", domains=names)
     (group,) = read([folder])
-    assert column(tables.against_paper(group), "accuracy_paper")["local"] == "30.79 ± 0.23"
-    table = tables.domains_against_paper(group)
+    assert column(against_paper(group), "accuracy_paper")["local"] == "30.79 ± 0.23"
+    table = domains_against_paper(group)
     assert column(table, "Real_World_paper")["local"] == "24.50 ± 0.21"
 
 
 def test_other_data_has_no_paper_but_for_the_bytes(group: Group, tmp_path: Path) -> None:
     """They do not depend on the data (E11)."""
-    table = tables.against_paper(group)
-    assert [key for key, _, _ in table.columns] == ["method", "sent", "sent_paper"]
-    assert [[cell.text for cell in row] for row in table.rows] == [["pgfed", "2.50", "2.50"]]
+    table = against_paper(group)
+    (record,) = table.records()
+    assert {key: cell.text for key, cell in record.items()} == {
+        "method": "pgfed",
+        "sent": "2.50",
+        "sent_paper": "2.50",
+    }
     assert "The paper has no accuracies of digits, 12 clients" in render([group])
     (alone,) = read([make_folder(tmp_path / "a", methods=["local", "pgfed"])])
-    assert not tables.against_paper(alone)
+    assert not against_paper(alone)
     assert "Beside the paper" not in render([alone])
-    assert not tables.domains_against_paper(group)
+    assert not domains_against_paper(group)
 
 
 # -- files -------------------------------------------------------------------------------------
@@ -271,8 +286,8 @@ def test_latex_is_balanced_and_escaped(tmp_path: Path) -> None:
 
 
 def test_markdown_of_hostile_names() -> None:
-    cell = tables.Cell("a|b*c <script>\n`x`")
-    table = Table("t", "c", [("m", "M", "")], [[cell]], ["a"])
+    cell = Cell("a|b*c <script>\n`x`")
+    table = Table("t", "c", [Column("m", "M", "", Cell)], [[cell]], ["a"])
     line = formats.markdown(table).splitlines()[2]
     assert line == r"| a\|b\*c \<script\> \`x\` |"
 
@@ -281,7 +296,8 @@ def test_several_federations_side_by_side(tmp_path: Path) -> None:
     a = make_folder(tmp_path / "a", methods=["local", "fedavg"])
     b = make_folder(tmp_path / "b", methods=["local"], fingerprint="b" * 64, clients=7)
     groups = read([a, b])
-    table = tables.overview(groups)
+    table = overview(groups)
     assert table.labels == ["local", "fedavg"]
-    assert [row[2].text == "–" for row in table.rows] == [False, True]
+    shown = column(table, "digits, 7 clients")
+    assert {label: text == "–" for label, text in shown.items()} == {"local": False, "fedavg": True}
     assert "## All federations" in render(groups, Format.md)

@@ -73,7 +73,8 @@ def explicit(
     """
     rates, mus = _numbers("--lr", lr), _numbers("--mu", mu)
 
-    from pgfed.paper.figures import check_matplotlib, explicit_figure
+    from pgfed.report.images.drawing import check_matplotlib
+    from pgfed.report.images.explicit import explicit_figure
 
     check_matplotlib()
     start = _start(

@@ -8,12 +8,15 @@ from typing import Any
 from pgfed.errors import UserError
 
 
-def module(name: str) -> Any:
+def module(name: str, needed_by: str = "the report") -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
-        raise missing(name) from None
+        raise missing(name, needed_by) from None
 
 
-def missing(name: str) -> UserError:
-    return UserError(f"the report needs {name}, which is not installed: pip install pgfed[report]")
+def missing(name: str, needed_by: str = "the report") -> UserError:
+    package = name.partition(".")[0]
+    return UserError(
+        f"{needed_by} needs {package}, which is not installed: pip install pgfed[report]"
+    )

@@ -17,12 +17,17 @@ import numpy as np
 
 from pgfed import __version__
 from pgfed.paper import printed as paper
-from pgfed.report import tables
 from pgfed.report.extras import missing, module
-from pgfed.report.figures import matrix, studies
-from pgfed.report.figures import methods as figures
+from pgfed.report.figures import studies
+from pgfed.report.figures.clients import gains, partition
+from pgfed.report.figures.comparisons import differences
+from pgfed.report.figures.curves import curves
+from pgfed.report.figures.matrix import matrix
 from pgfed.report.figures.specification import Figure, Style, styles
-from pgfed.report.tables import Table
+from pgfed.report.tables import clients, federation, results
+from pgfed.report.tables.against_paper import against_paper, domains_against_paper
+from pgfed.report.tables.cells import Table
+from pgfed.report.tables.matrix import matrix as matrix_table
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
 from pgfed.results.formats import count, size
@@ -43,7 +48,7 @@ def render(groups: Sequence[Group]) -> str:
     context = {
         "title": _title(groups),
         "groups": sections,
-        "overview": _table(tables.overview(groups)) if len(groups) > 1 else None,
+        "overview": _table(results.overview(groups)) if len(groups) > 1 else None,
         "styles": style,
         "version": __version__,
         "css": markup(_asset("page.css")),
@@ -95,8 +100,8 @@ def _group(group: Group, index: int, of: int, style: Style) -> dict[str, Any]:
         "title": group.title,
         "facts": _facts(group),
         "verdict": judge(group),
-        "results": _table(tables.results(group), prefix, leader),
-        "control": _table(tables.control(group), prefix),
+        "results": _table(results.results(group), prefix, leader),
+        "control": _table(results.control(group), prefix),
         "parts": parts,
         "sections": [*((p.id, p.heading) for p in parts), (f"{prefix}again", "Do it again")],
         "client_names": names,
@@ -113,57 +118,57 @@ def _parts(group: Group, style: Style, prefix: str) -> list[Part]:
     def filled(*found: tuple[str, Table]) -> list[dict[str, Any]]:
         return [_table(table, prefix, heading=heading) for heading, table in found if table]
 
-    compared = filled(
-        ("", tables.against_paper(group)), ("By domain", tables.domains_against_paper(group))
-    )
+    compared = filled(("", against_paper(group)), ("By domain", domains_against_paper(group)))
     return [
         Part("exact", "Explicit against implicit", present(studies.explicit(group))),
         Part("newcomers", "Clients that came later", present(studies.new_clients(group, style))),
         Part(
             "learning",
             "How fast, and for how many bytes",
-            present(figures.curves(group, style)),
-            filled(("Rounds to an accuracy", tables.speed(group))),
+            present(curves(group, style)),
+            filled(("Rounds to an accuracy", results.speed(group))),
         ),
         Part(
             "clients",
             "Client by client",
-            present(figures.gains(group, style), figures.partition(group)),
-            filled(("Gain over Local", tables.gains(group)), ("By domain", tables.domains(group))),
+            present(gains(group, style), partition(group)),
+            filled(
+                ("Gain over Local", clients.gains(group)), ("By domain", clients.domains(group))
+            ),
             client=True,
         ),
-        Part("pairs", "Which method", present(figures.differences(group, style))),
+        Part("pairs", "Which method", present(differences(group, style))),
         Part(
             "helpers",
             "Who helps whom",
-            present(matrix.matrix(group)),
-            filled(("Correlations and controls", tables.matrix(group))),
+            present(matrix(group)),
+            filled(("Correlations and controls", matrix_table(group))),
         ),
-        Part("sites", "Site by site", [], filled(("", tables.sites(group)))),
-        Part("attack", "Attack and defence", [], filled(("", tables.attack(group)))),
-        Part("lost", "Replies that did not count", [], filled(("", tables.dropped(group)))),
+        Part("sites", "Site by site", [], filled(("", federation.sites(group)))),
+        Part("attack", "Attack and defence", [], filled(("", federation.attack(group)))),
+        Part("lost", "Replies that did not count", [], filled(("", federation.dropped(group)))),
         Part("paper", "Beside the paper", [], compared, _setting(group) if compared else []),
     ]
 
 
 def _setting(group: Group) -> list[str]:
     """In what the runs are not the paper's."""
-    told: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for method in group.methods:
         if paper.accuracy(group, method) is not None:
             text = ", ".join(paper.differences(group, method))
-            told.setdefault(text, []).append(method.label)
-    if not told:
+            settings.setdefault(text, []).append(method.label)
+    if not settings:
         return [
             f"The paper has no accuracies of {group.title}; the bytes relative to FedAvg's do not "
             "depend on the data, but in the first round the server has no gradients to send: the "
             "fewer the rounds, the smaller the ratio."
         ]
-    if len(told) == 1:
-        return [f"Differs from the paper's setting in: {text}." for text in told]
+    if len(settings) == 1:
+        return [f"Differs from the paper's setting in: {text}." for text in settings]
     return [
         f"{', '.join(labels)}: differs from the paper's setting in {text}."
-        for text, labels in told.items()
+        for text, labels in settings.items()
     ]
 
 
@@ -220,12 +225,12 @@ def _folder(folder: Folder) -> dict[str, Any]:
 
 def _clients(group: Group) -> dict[str, Any]:
     """What the page tells of a picked client."""
-    clients, few = group.clients, slice(MAX_PICKED)
+    known, few = group.clients, slice(MAX_PICKED)
     classes = None
-    if clients.counts is not None:
+    if known.counts is not None:
         classes = [
-            [[clients.class_names[k], int(row[k])] for k in np.flatnonzero(row)]
-            for row in clients.counts[few]
+            [[known.class_names[k], int(row[k])] for k in np.flatnonzero(row)]
+            for row in known.counts[few]
         ]
 
     def percents(values: stats.Floats) -> list[float | None]:
@@ -246,10 +251,10 @@ def _clients(group: Group) -> dict[str, Any]:
             }
         )
     return {
-        "names": clients.names[few],
-        "domains": None if clients.domains is None else clients.domains[few],
-        "n_train": clients.n_train[few].tolist(),
-        "n_test": clients.n_test[few].tolist(),
+        "names": known.names[few],
+        "domains": None if known.domains is None else known.domains[few],
+        "n_train": known.n_train[few].tolist(),
+        "n_test": known.n_test[few].tolist(),
         "classes": classes,
         "methods": methods,
     }
@@ -282,7 +287,7 @@ def _table(
         "id": prefix + table.id,
         "caption": table.caption,
         "heading": heading,
-        "columns": table.columns,
+        "columns": [(column.key, column.heading, column.help) for column in table.columns],
         "labels": table.labels,
         "leader": leader,
         "rows": [

@@ -59,6 +59,6 @@ def write_page(folder: Path) -> Path:
 
 def write_figures(groups: Sequence[Group], folder: Path) -> list[Path]:
     """Write the figures as PNG and SVG files."""
-    from pgfed.report.images import save
+    from pgfed.report.images.runs import save
 
     return save(groups, folder)

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pgfed.report import tables
-from pgfed.report.tables import Cell, Table
+from pgfed.report.tables import clients, federation, matrix, results
+from pgfed.report.tables.against_paper import against_paper, domains_against_paper
+from pgfed.report.tables.cells import Cell, Table
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
 from pgfed.results.statistics import Comparison
@@ -27,20 +28,20 @@ CSV_COLUMNS = (
 def all_tables(groups: Sequence[Group]) -> Iterator[tuple[str, Table]]:
     """Every table that has rows, with a heading."""
     if len(groups) > 1:
-        yield "All federations", tables.overview(groups)
+        yield "All federations", results.overview(groups)
     for group in groups:
         found = {
-            "Results": tables.results(group),
-            "What PGFed's explicit objective adds": tables.control(group),
-            "Gain over Local": tables.gains(group),
-            "Rounds to an accuracy": tables.speed(group),
-            "By domain": tables.domains(group),
-            "The matrix A": tables.matrix(group),
-            "Site by site": tables.sites(group),
-            "Attack and defence": tables.attack(group),
-            "Replies that did not count": tables.dropped(group),
-            "Beside the paper": tables.against_paper(group),
-            "Beside the paper, by domain": tables.domains_against_paper(group),
+            "Results": results.results(group),
+            "What PGFed's explicit objective adds": results.control(group),
+            "Gain over Local": clients.gains(group),
+            "Rounds to an accuracy": results.speed(group),
+            "By domain": clients.domains(group),
+            "The matrix A": matrix.matrix(group),
+            "Site by site": federation.sites(group),
+            "Attack and defence": federation.attack(group),
+            "Replies that did not count": federation.dropped(group),
+            "Beside the paper": against_paper(group),
+            "Beside the paper, by domain": domains_against_paper(group),
         }
         for heading, table in found.items():
             if table:
@@ -67,7 +68,7 @@ def latex_report(groups: Sequence[Group]) -> str:
 
 def markdown(table: Table) -> str:
     """GitHub's dialect."""
-    head = [heading for _, heading, _ in table.columns]
+    head = [column.heading for column in table.columns]
     lines = [_md_line(head), _md_line(["---"] + ["---:"] * (len(head) - 1))]
     lines += [_md_line([_text(cell) for cell in row]) for row in table.rows]
     return "\n".join([*lines, "", f"*{_md(table.caption)}*", ""])
@@ -112,14 +113,20 @@ def comma_separated(groups: Sequence[Group]) -> str:
                 + _numbers(method.images_per_second() or float("nan"))
                 + [sum(len(run.history.dropped) for run in method.runs.values())]
             )
-    sites = [(group.title, table) for group in groups if (table := tables.sites(group))]
+    sites = [(group.title, table) for group in groups if (table := federation.sites(group))]
     for k, (title, table) in enumerate(sites):
         if k == 0:
-            writer.writerows([[], ["federation", *(key for key, _, _ in table.columns)]])
-        for site, *cells, failures in table.rows:
-            numbers = ["" if cell.value is None else cell.value for cell in cells]
-            writer.writerow([title, site.text, *numbers, failures.text if failures.value else ""])
+            writer.writerows([[], ["federation", *(column.key for column in table.columns)]])
+        writer.writerows([title, *_csv_site(record)] for record in table.records())
     return text.getvalue()
+
+
+def _csv_site(record: dict[str, Cell]) -> list[float | str]:
+    """The numbers behind the cells, but the site's name and its failures in words."""
+    failures = record["failures"]
+    words = {"site": record["site"].text, "failures": failures.text if failures.value else ""}
+    numbers = {key: "" if cell.value is None else cell.value for key, cell in record.items()}
+    return list((numbers | words).values())
 
 
 def _csv_interval(found: Comparison | None) -> list[str]:
@@ -140,7 +147,7 @@ def latex(table: Table) -> str:
             rf"\caption{{{_tex(table.caption)}}}",
             rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",
-            " & ".join(_tex(heading) for _, heading, _ in table.columns) + r" \\",
+            " & ".join(_tex(column.heading) for column in table.columns) + r" \\",
             r"\midrule",
             *rows,
             r"\bottomrule",

@@ -29,48 +29,53 @@ from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
 from pgfed.results.differences import correlation
 from pgfed.results.formats import percent
-from pgfed.results.statistics import Correlation, Floats, Helpfulness
+from pgfed.results.statistics import Correlation, Floats, Helpfulness, Ints
+
+HEAT = (
+    "Change of the matrix A: a row per client whose objective it is, a column per client "
+    "whose risk is weighed"
+)
+SCATTERS = (
+    "Mean change of A's columns against the client's training samples",
+    "Mean change of A's rows against the client's training samples",
+    "Control: mean change of A's columns per step of alpha",
+    "Control: mean change of A's rows per step of alpha",
+)
 
 
 def matrix(group: Group) -> Figure | None:
     """The learned matrix, its columns and rows against the clients' sizes, and the controls."""
-    views: list[str] = []
-    specs: list[list[dict[str, Any]]] = [[] for _ in range(5)]
-    caption = ""
-    n = group.clients.n_train
-    for method in group.methods:
-        for run in method.runs.values():
-            found = group.helpfulness(method, run)
-            if found is None or run.alpha is None:
-                continue
-            caption = caption or _what_a_says(run.alpha.start, method.run_label(run), found)
-            views.append(method.run_label(run))
-            specs[0].append(_heat(group, run.alpha))
-            scatters = (
-                (found.column, found.column_size, "mean change of column j", "j"),
-                (found.row, found.row_size, "mean change of row i", "i"),
-                (found.column_per_step, found.column_per_step_size, "column j, per step", "j"),
-                (found.row_per_step, found.row_per_step_size, "row i, per step", "i"),
-            )
-            for at, (values, fit, title, index) in enumerate(scatters, start=1):
-                specs[at].append(
-                    _scatter(group, values, fit, title, f"training samples of {index}")
-                )
-    if not views:
-        return None
-    titles = (
-        "Change of the matrix A: a row per client whose objective it is, a column per client "
-        "whose risk is weighed",
-        "Mean change of A's columns against the client's training samples",
-        "Mean change of A's rows against the client's training samples",
-        "Control: mean change of A's columns per step of alpha",
-        "Control: mean change of A's rows per step of alpha",
-    )
-    panels = [Panel(titles[0], specs[0], height=min(720, 200 + 14 * max(20, min(len(n), 40))))]
-    panels += [
-        Panel(t, s, wide=False, height=300) for t, s in zip(titles[1:], specs[1:], strict=True)
+    runs = [
+        (method.run_label(run), run.alpha, found)
+        for method in group.methods
+        for run in method.runs.values()
+        if run.alpha is not None and (found := group.helpfulness(method, run)) is not None
     ]
-    return Figure("matrix", "", caption, views, panels, "Run")
+    if not runs:
+        return None
+    height = min(720, 200 + 14 * max(20, min(len(group.clients), 40)))
+    panels = [Panel(HEAT, [_heat(group, alpha) for _, alpha, _ in runs], height=height)]
+    each = zip(*(_scatters(group, found) for _, _, found in runs), strict=True)
+    panels += [
+        Panel(title, list(specs), wide=False, height=300)
+        for title, specs in zip(SCATTERS, each, strict=True)
+    ]
+    label, alpha, found = runs[0]
+    caption = _what_a_says(alpha.start, label, found)
+    return Figure("matrix", "", caption, [label for label, _, _ in runs], panels, "Run")
+
+
+def _scatters(group: Group, found: Helpfulness) -> list[dict[str, Any]]:
+    """In the order of SCATTERS."""
+    of_j, of_i = "training samples of j", "training samples of i"
+    return [
+        _scatter(group, found.column, found.column_size, "mean change of column j", of_j),
+        _scatter(group, found.row, found.row_size, "mean change of row i", of_i),
+        _scatter(
+            group, found.column_per_step, found.column_per_step_size, "column j, per step", of_j
+        ),
+        _scatter(group, found.row_per_step, found.row_per_step_size, "row i, per step", of_i),
+    ]
 
 
 def _what_a_says(start: float, run: str, found: Helpfulness) -> str:
@@ -86,50 +91,61 @@ def _what_a_says(start: float, run: str, found: Helpfulness) -> str:
 
 
 def _heat(group: Group, pairs: stats.Pairs) -> dict[str, Any]:
+    """Clients by size; where they are many, blocks of them."""
     n = group.clients.n_train
     order = np.argsort(-n, kind="stable")
     size = -(-len(n) // MAX_CLIENTS)
     change = pairs.blocks(order, size)
-    if size == 1:
-        names = [plain(group.clients.names[i]) for i in order]
-        met = np.zeros((len(n), len(n)), dtype=np.int64)
-        met[pairs.row, pairs.column] = pairs.meetings
-        met = met[np.ix_(order, order)]
-        z = [
-            [round_to(v, 5) if m else None for v, m in zip(row, seen, strict=True)]
-            for row, seen in zip(change, met, strict=True)
-        ]
-        extra: Trace = {
-            "text": [[f"{m} ×" if m else "" for m in row] for row in met.tolist()],
-            "hovertemplate": "client %{y} weighs client %{x}: %{z:+.4f} (met %{text})"
-            "<extra></extra>",
-        }
-        what = ""
-    else:
-        names = [f"{k * size + 1}–{min((k + 1) * size, len(n))}" for k in range(len(change))]
-        z = [rounded(row, 3) for row in change]
-        extra = {"hovertemplate": "clients %{y} weigh clients %{x}: %{z:+.3g}<extra></extra>"}
-        what = f", mean over {size} × {size} clients"
     top = pairs.scale(change)
+    own = (
+        _one_by_one(group, pairs, change, order) if size == 1 else _in_blocks(change, len(n), size)
+    )
     heat: Trace = {
         "type": "heatmap",
-        "x": names,
-        "y": names,
-        "z": z,
         "colorscale": DIVERGING,
         "zmid": 0,
         "zmin": -top,
         "zmax": top,
         "colorbar": colorbar("change"),
         "hoverongaps": False,
-        "meta": {"order": order.tolist(), "axes": ["y", "x"]} if size == 1 else None,
-        **extra,
+        **own,
     }
+    what = "" if size == 1 else f", mean over {size} × {size} clients"
     layout = layout_of(f"client j whose risk is weighed, by size{what}", "client i, by size")
     layout["xaxis"] |= {"type": "category", "showgrid": False}
     layout["yaxis"] |= {"type": "category", "showgrid": False, "autorange": "reversed"}
     layout["plot_bgcolor"] = GAP
     return spec([heat], layout)
+
+
+def _one_by_one(group: Group, pairs: stats.Pairs, change: Floats, order: Ints) -> Trace:
+    """Blank where two clients never met."""
+    names = [plain(group.clients.names[i]) for i in order]
+    met = np.zeros((len(order), len(order)), dtype=np.int64)
+    met[pairs.row, pairs.column] = pairs.meetings
+    met = met[np.ix_(order, order)]
+    return {
+        "x": names,
+        "y": names,
+        "z": [
+            [round_to(v, 5) if m else None for v, m in zip(row, seen, strict=True)]
+            for row, seen in zip(change, met, strict=True)
+        ],
+        "text": [[f"{m} ×" if m else "" for m in row] for row in met.tolist()],
+        "hovertemplate": "client %{y} weighs client %{x}: %{z:+.4f} (met %{text})<extra></extra>",
+        "meta": {"order": order.tolist(), "axes": ["y", "x"]},
+    }
+
+
+def _in_blocks(change: Floats, clients: int, size: int) -> Trace:
+    names = [f"{k * size + 1}–{min((k + 1) * size, clients)}" for k in range(len(change))]
+    return {
+        "x": names,
+        "y": names,
+        "z": [rounded(row, 3) for row in change],
+        "hovertemplate": "clients %{y} weigh clients %{x}: %{z:+.3g}<extra></extra>",
+        "meta": None,
+    }
 
 
 def _scatter(

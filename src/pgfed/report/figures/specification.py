@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import html
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
+from pgfed.report import roles
 from pgfed.results.comparison import Group
-from pgfed.results.sentence import CONTROL
 from pgfed.results.statistics import Ints
 
 Style = dict[str, tuple[str, str]]  # label -> colour and dash
@@ -24,19 +26,9 @@ Trace = dict[str, Any]
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; grey for black, and no
 # yellow, so that every colour shows on white and on black.
-BLUE, VERMILLION, GREY = "#0072B2", "#D55E00", "#808080"
-PALETTE = (VERMILLION, BLUE, GREY, "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
-DASHES = ("solid", "dash", "dot", "dashdot")
-# The same in every report. PGFed's relatives often lie on one another: their dashes let each be
-# seen through the others.
-STYLES = {
-    "local": (GREY, "solid"),
-    "fedavg": ("#E69F00", "solid"),
-    CONTROL: (BLUE, "dash"),
-    "pgfed": (VERMILLION, "solid"),
-    "pgfed-mo": ("#CC79A7", "dot"),
-    "pgfed-ce": ("#009E73", "dashdot"),
-}
+BLUE, VERMILLION, GREY, SKY = "#0072B2", "#D55E00", "#808080", "#56B4E9"
+PALETTE = ("#E69F00", VERMILLION, "#CC79A7", "#009E73", SKY)  # of methods on trial, in this order
+DASHES = ("solid", "dot", "dashdot", "dash")
 GAP = "#cfd2d6"  # behind a heat map's blanks; the page has a darker one for the dark
 SEQUENTIAL = [[0, "#22559c"], [0.4, "#4f9fc8"], [0.7, "#a5d3a0"], [1, "#ffe14d"]]
 DIVERGING = [[0, VERMILLION], [0.5, "#f4f1ea"], [1, BLUE]]
@@ -66,18 +58,37 @@ class Figure:
 
 
 def styles(groups: Sequence[Group]) -> Style:
-    """label -> colour and dash, the same in every figure and different for every method."""
-    names = {m.label: m.name for group in groups for m in group.methods}
-    for group in groups:
-        for folder in group.folders:
-            names |= {name: name for name in folder.new_clients if name not in names}
+    """label -> colour and dash, the same in every figure and different for every method.
+
+    By role: the baseline is grey, a control blue and dashed, all others take the palette in turn.
+    Methods with one control often lie on one another: their dashes let each be seen through the
+    others.
+    """
+    methods = {method.label: method for group in groups for method in group.methods}
+    control = {of: label for group in groups for of, label in roles.controls(group).items()}
+    later = [name for group in groups for folder in group.folders for name in folder.new_clients]
     given: Style = {}
-    for label, name in names.items():
-        if name in STYLES and STYLES[name] not in given.values():
-            given[label] = STYLES[name]
-    free = [(c, d) for d in DASHES for c in PALETTE if (c, d) not in STYLES.values()]
-    others = [label for label in names if label not in given]
-    return given | {label: free[k % len(free)] for k, label in enumerate(others)}
+    on_trial = 0
+    relatives: Counter[str] = Counter()
+    for label in dict.fromkeys([*methods, *later]):
+        if label in methods and roles.is_baseline(methods[label]):
+            colour, dash = GREY, "solid"
+        elif label in control.values():
+            colour, dash = BLUE, "dash"
+        else:
+            colour = PALETTE[on_trial % len(PALETTE)]
+            dash = DASHES[relatives[control.get(label, label)] % len(DASHES)]
+            on_trial += 1
+            relatives[control.get(label, label)] += 1
+        free = [d for d in DASHES if (colour, d) not in given.values()]
+        given[label] = colour, dash if dash in free or not free else free[0]
+    return given
+
+
+def objective_colours(mus: Iterable[float]) -> dict[float, str]:
+    """Of the arms of explicit against implicit, by their mu: none of them is a method."""
+    palette = (BLUE, VERMILLION, *(colour for colour in PALETTE if colour != VERMILLION))
+    return dict(zip(mus, cycle(palette), strict=False))
 
 
 def solid_first(traces: Iterable[Trace]) -> list[Trace]:

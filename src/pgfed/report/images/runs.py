@@ -1,0 +1,150 @@
+"""The figures of a report as PNG and SVG files: curves, gains, who holds what, the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pgfed.report.extras import module
+from pgfed.report.figures.specification import (
+    BLUE,
+    GREY,
+    SEQUENTIAL,
+    SKY,
+    VERMILLION,
+    Style,
+    styles,
+)
+from pgfed.report.images.drawing import NEEDED_BY, blank, heat_map, styled, write
+from pgfed.report.images.matrix import matrices
+from pgfed.results.comparison import Group, Method
+from pgfed.results.statistics import Floats
+
+LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+
+
+def save(groups: Sequence[Group], folder: Path) -> list[Path]:
+    """Draw what there is to draw; a file is named after its figure and, if several, federation."""
+    style = styles(groups)
+    drawings: dict[str, Callable[[Group, Style], Any]] = {
+        "curves": _curves,
+        "gains": _gains,
+        "partition": _partition,
+    }
+    written = []
+    for index, group in enumerate(groups):
+        prefix = f"{index + 1}-" if len(groups) > 1 else ""
+        with styled():
+            figures = {name: draw(group, style) for name, draw in drawings.items()}
+            figures |= matrices(group)
+        for name, figure in figures.items():
+            if figure is not None:
+                written += [write(figure, folder / f"{prefix}{name}.{k}") for k in ("png", "svg")]
+    return written
+
+
+def _solid_first(methods: Sequence[Method], style: Style) -> list[Method]:
+    """A dashed line over a solid one leaves both to be seen."""
+    return sorted(methods, key=lambda method: style[method.label][1] != "solid")
+
+
+def _line(style: Style, method: Method) -> dict[str, Any]:
+    colour, dash = style[method.label]
+    return {"color": colour, "linestyle": LINES[dash]}
+
+
+# -- the figures -------------------------------------------------------------------------------
+
+
+def _curves(group: Group, style: Style) -> Any:
+    figure = blank(7.0, 3.2)
+    by_rounds, by_bytes = figure.subplots(1, 2, sharey=True)
+    for method in _solid_first(group.methods, style):
+        line = _line(style, method)
+        if len(method.runs) > 1:
+            for curve in map(method.curve, method.seeds):
+                by_rounds.plot(curve.rounds, _percent(curve.accuracy), lw=0.6, alpha=0.4, **line)
+        mean = method.mean_curve
+        by_rounds.plot(mean.rounds, _percent(mean.accuracy), lw=1.6, label=method.label, **line)
+        if method.sent() > 0:
+            by_bytes.plot(mean.sent, _percent(mean.accuracy), lw=1.6, **line)
+        elif method.accuracy("last10"):
+            level = 100 * float(np.mean(method.accuracy("last10")))
+            by_bytes.axhline(level, lw=1.2, color=line["color"], linestyle=":")
+    by_rounds.set(xlabel="round", ylabel="accuracy in %")
+    by_bytes.set(xlabel="bytes sent, both directions")
+    ticker = module("matplotlib.ticker", NEEDED_BY)
+    by_bytes.xaxis.set_major_formatter(ticker.EngFormatter(unit="B"))
+    figure.legend(loc="outside lower center", ncols=min(6, len(group.methods)))
+    return figure
+
+
+def _gains(group: Group, style: Style) -> Any:
+    found = [(method, gain) for method in group.ranked if (gain := group.gain(method)) is not None]
+    if not found:
+        return None
+    figure = blank(7.0, 3.6)
+    every, bars = figure.subplots(1, 2)
+    for method, gain in found:
+        values = np.sort(gain.per_client[~np.isnan(gain.per_client)])[::-1]
+        share = 100 * (np.arange(len(values)) + 0.5) / len(values)
+        every.plot(share, 100 * values, lw=1.4, label=method.label, **_line(style, method))
+    every.axhline(0, color="black", lw=0.8)
+    every.set(xlabel="share of the clients in %", ylabel="gain over Local in points")
+    leader, gain = found[0]
+    order = np.argsort(-gain.per_client)
+    order = order[~np.isnan(gain.per_client[order])]
+    values = 100 * gain.per_client[order]
+    colours = np.where(values >= 0, BLUE, VERMILLION)
+    bars.bar(np.arange(len(order)), values, color=colours, width=0.85)
+    bars.axhline(0, color="black", lw=0.8)
+    bars.set(xlabel="client, by gain", ylabel="gain in points", title=leader.label)
+    sizes = bars.twinx()
+    sizes.plot(group.clients.n_train[order], ".", color=GREY, ms=4)
+    sizes.set_ylabel("training samples (dots)")
+    sizes.grid(visible=False)
+    sizes.spines["right"].set_visible(True)
+    if len(order) <= 30:
+        bars.set_xticks(range(len(order)), [group.clients.names[i] for i in order], rotation=90)
+    figure.legend(loc="outside lower center", ncols=min(6, len(found)))
+    return figure
+
+
+def _partition(group: Group, _: Style) -> Any:
+    clients = group.clients
+    order = np.argsort(-clients.n_train, kind="stable")
+    if clients.counts is None:
+        figure = blank(7.0, 2.6)
+        axes = figure.subplots()
+        at = np.arange(len(order))
+        axes.bar(at, clients.n_train[order], color=BLUE, width=0.85, label="training")
+        axes.bar(
+            at,
+            clients.n_test[order],
+            bottom=clients.n_train[order],
+            color=SKY,
+            width=0.85,
+            label="test",
+        )
+        axes.legend()
+        axes.set(xlabel="client, by size", ylabel="samples")
+    else:
+        held = np.ma.masked_equal(clients.counts[order].T, 0)
+        classes = len(clients.class_names)
+        figure = blank(7.0, min(9.0, max(2.6, 0.6 + 0.16 * classes)))
+        axes = figure.subplots()
+        heat_map(figure, axes, held, SEQUENTIAL, "samples")
+        if classes <= 40:
+            axes.set_yticks(range(classes), clients.class_names)
+        axes.set(xlabel="client, by size", ylabel="class")
+    if len(order) <= 50:
+        axes.set_xticks(range(len(order)), [clients.names[i] for i in order], rotation=90)
+    return figure
+
+
+def _percent(values: Sequence[float]) -> Floats:
+    scaled: Floats = 100 * np.asarray(values, dtype=np.float64)
+    return scaled

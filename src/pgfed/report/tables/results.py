@@ -1,0 +1,194 @@
+"""Tables with a row per method: the first screen, the control, the speed, all federations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pgfed.report import roles
+from pgfed.report.tables.cells import (
+    Cell,
+    Column,
+    Table,
+    beside,
+    difference,
+    fill,
+    integer,
+    score,
+)
+from pgfed.results import statistics as stats
+from pgfed.results.comparison import Curve, Group, Method
+from pgfed.results.differences import NONE, meaning
+from pgfed.results.formats import size
+from pgfed.results.statistics import Comparison, Gain
+
+TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """A method among the others."""
+
+    method: Method
+    gain: Gain | None
+    over_local: Comparison | None
+    yardstick: Method | None
+    note: str
+
+    @property
+    def sent(self) -> Cell:
+        base = self.yardstick.sent() if self.yardstick else None
+        return beside(size(self.method.sent()), self.method.sent(), base)
+
+    @property
+    def speed(self) -> Cell:
+        own = self.method.images_per_second()
+        base = self.yardstick.images_per_second() if self.yardstick else None
+        return Cell(NONE) if own is None else beside(f"{own:,.0f}", own, base)
+
+
+def results(group: Group) -> Table:
+    """The table of the first screen."""
+    with_std = any(len(method.runs) > 1 for method in group.methods)
+    yardstick = roles.yardstick(group)
+    relative = " (× FedAvg)" if yardstick else ""
+
+    def standing(method: Method) -> _Standing:
+        gain, local = group.gain(method), group.local(method)
+        over = None if local is None or gain is None else group.compare(method, local)
+        note = "control" if roles.is_control(method) else ""
+        return _Standing(method, gain, over, yardstick, note)
+
+    return fill(
+        "results",
+        "Accuracy is the mean over all clients of each client's own model on its own test data"
+        + (", ± the standard deviation over seeds" if with_std else "")
+        + (". Attackers are left out" if group.attacked else "")
+        + ". Gains are in percentage points, with a paired 95 % interval.",
+        _standing_columns(relative),
+        [(method.label, standing(method)) for method in group.methods],
+    )
+
+
+def _standing_columns(relative: str) -> list[Column[_Standing]]:
+    return [
+        Column("method", "Method", "The control is PGFed with mu = 0",
+               lambda s: Cell(s.method.label, note=s.note)),
+        Column("last10", "Last 10 rounds", "Mean accuracy of the last ten rounds",
+               lambda s: score(s.method, "last10")),
+        Column("best", "Best on test", "Best round, chosen on test data as the paper does",
+               lambda s: score(s.method, "best")),
+        Column("gain", "Gain over Local", "Mean over clients of the last-10 accuracy minus Local's",
+               lambda s: difference(s.over_local)),
+        Column("gained", "Gained", "Clients better off than alone",
+               lambda s: integer(s.gain.gained if s.gain else None)),
+        Column("lost", "Lost", "Clients worse off than alone",
+               lambda s: integer(s.gain.harmed if s.gain else None)),
+        Column("sent", f"Sent{relative}", "Bytes in both directions, all clients, one run",
+               lambda s: s.sent),
+        Column("images_per_second", f"Images/s{relative}",
+               "Training samples per second of client work", lambda s: s.speed),
+    ]  # fmt: skip
+
+
+# -- the control -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A method and what it is compared with to learn what its objective adds."""
+
+    method: Method
+    control: Method | None
+    found: Comparison | None  # None: they cannot be compared
+
+
+def control(group: Group) -> Table:
+    """What the explicit objective itself contributes."""
+
+    def trial(method: Method) -> _Trial:
+        other = group.control(method)
+        found = None if other is None else group.compare(method, other)
+        return _Trial(method, other if found else None, found)
+
+    return fill(
+        "control",
+        f"{roles.CONTROL_IS}: trained and scored alike, without the other clients' "
+        "risks in the objective. The difference is what the explicit objective contributes.",
+        _TRIAL,
+        [(method.label, trial(method)) for method in group.methods if roles.has_control(method)],
+    )
+
+
+_TRIAL: list[Column[_Trial]] = [
+    Column("method", "Method", "A method of the PGFed family", lambda t: Cell(t.method.label)),
+    Column("control", "Control", "PGFed with mu = 0",
+           lambda t: Cell(t.control.label if t.control else NONE)),
+    Column("difference", "Difference", "Points, mean over clients and seeds, 95 % interval",
+           lambda t: difference(t.found)),
+    Column("better", "Better", "Clients better off than with the control",
+           lambda t: integer(t.found.better if t.found else None)),
+    Column("worse", "Worse", "Clients worse off than with the control",
+           lambda t: integer(t.found.worse if t.found else None)),
+    Column("equal", "Equal", "Clients equally well off",
+           lambda t: integer(t.found.equal if t.found else None)),
+    Column("meaning", "Reading", "Whether the interval leaves out zero",
+           lambda t: Cell(meaning(t.found) if t.found else "not in the run: add it")),
+]  # fmt: skip
+
+
+# -- speed -------------------------------------------------------------------------------------
+
+
+def speed(group: Group) -> Table:
+    """Rounds until the seed-mean curve reaches an accuracy (the paper's second table)."""
+    best = max((max(m.mean_curve.accuracy, default=0.0) for m in group.methods), default=0.0)
+    targets = [target for target in TARGETS if target <= best]
+    columns = [Column[Method]("method", "Method", "", lambda m: Cell(m.label))]
+    columns += [_rounds_to(target) for target in targets]
+    return fill(
+        "rounds-table",
+        "First round in which the mean over seeds reaches an accuracy; single seeds in brackets.",
+        columns,
+        [(method.label, method) for method in group.methods if targets],
+    )
+
+
+def _rounds_to(target: float) -> Column[Method]:
+    def first(curve: Curve) -> int | None:
+        return stats.rounds_to(curve.rounds, curve.accuracy, target)
+
+    def cell(method: Method) -> Cell:
+        reached = integer(first(method.mean_curve))
+        if len(method.runs) == 1:
+            return reached
+        each = ", ".join(integer(first(method.curve(seed))).text for seed in method.seeds)
+        return Cell(f"{reached.text} ({each})", reached.value)
+
+    percent = f"{100 * target:.0f}"
+    return Column(f"to_{percent}", f"{percent} %", "Rounds to this accuracy", cell)
+
+
+# -- several federations -----------------------------------------------------------------------
+
+
+def overview(groups: Sequence[Group]) -> Table:
+    """All federations side by side (the paper's main table)."""
+    labels = list(dict.fromkeys(m.label for group in groups for m in group.methods))
+    return fill(
+        "overview",
+        "Mean accuracy of the last ten rounds on each federation; best on test in brackets.",
+        [Column[str]("method", "Method", "", Cell), *map(_on, groups)],
+        [(label, label) for label in labels],
+    )
+
+
+def _on(group: Group) -> Column[str]:
+    def cell(label: str) -> Cell:
+        method = next((m for m in group.methods if m.label == label), None)
+        if method is None:
+            return Cell(NONE)
+        last, best = score(method, "last10"), score(method, "best")
+        return Cell(f"{last.text} ({best.text})", last.value)
+
+    return Column(group.title, group.title, "Last 10 (best on test)", cell)
