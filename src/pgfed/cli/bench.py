@@ -54,8 +54,8 @@ def bench(
     for size in sizes:
         for speed in speeds.measure(names, size, seconds=seconds, workers=workers):
             found.append(speed)
-            told = f"{speed.images_per_second:,.0f} images/s"
-            print(f"batch {size}, {speed.method}: {told}", file=sys.stderr)
+            rate = f"{speed.images_per_second:,.0f} images/s"
+            print(f"batch {size}, {speed.method}: {rate}", file=sys.stderr)
     if as_json:
         print(json.dumps([asdict(speed) for speed in found], indent=2))
         return

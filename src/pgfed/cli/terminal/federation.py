@@ -55,14 +55,14 @@ def watch(folder: FederationFolder, control: Control, options: dict[str, Any]) -
 
 def _follow(folder: FederationFolder, control: Control, number: int, live: Live) -> None:
     """Show what is new until the run is over: a table on a terminal, lines elsewhere."""
-    told: list[str] = []
+    shown: list[str] = []
     head = ""
     for look in itertools.count():
         content = read(folder) or {}
         for message in content.get("messages", []):
-            if message not in told:
+            if message not in shown:
                 live.console.print(message, highlight=False)
-        told = content.get("messages", told)
+        shown = content.get("messages", shown)
         if content and live.console.is_terminal:
             live.update(table(content), refresh=True)
         elif content and headline(content) != head:

@@ -84,8 +84,8 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
             keeper.close_up()
         except BaseException as error:
             expected = isinstance(error, UserError | QuorumError)
-            told = str(error) if expected else f"{type(error).__name__}: {error}"
-            status.write(state="failed", error=told)
+            why = str(error) if expected else f"{type(error).__name__}: {error}"
+            status.write(state="failed", error=why)
             raise
         status.write(state="finished")
 
@@ -299,13 +299,13 @@ class _Alone(_Watcher):
     """`local` was trained beside another method: what went wrong there went wrong here."""
 
     def __init__(self, history: list[dict[str, Any]]) -> None:
-        self._told = {record["round"]: record for record in history}
+        self._carried = {record["round"]: record for record in history}
 
     def round(self, record: dict[str, Any]) -> None:
-        told = self._told[record["round"]]
-        reasons = {d["client"]: d["reason"] for d in told["dropped"]}
+        carrier = self._carried[record["round"]]
+        reasons = {d["client"]: d["reason"] for d in carrier["dropped"]}
         for dropped in record["dropped"]:
             dropped["reason"] = reasons.get(dropped["client"], dropped["reason"])
         # Sites work side by side: the round took as long as the slowest.
-        took = max(record["client_seconds"].values(), default=told["train_seconds"])
+        took = max(record["client_seconds"].values(), default=carrier["train_seconds"])
         record |= {"train_seconds": took, "seconds": took}
