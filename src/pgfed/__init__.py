@@ -6,14 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pgfed.api import Result, run
+    from pgfed.api import Result, open, run
     from pgfed.data.federation import Federation
     from pgfed.errors import UserError
     from pgfed.methods.contract import Algorithm
-    from pgfed.results.loading import load
+    from pgfed.results.models import load
 
 __version__ = "0.1.0"
-__all__ = ["Algorithm", "Federation", "Result", "UserError", "__version__", "load", "run"]
+__all__ = ["Algorithm", "Federation", "Result", "UserError", "__version__", "load", "open", "run"]
 
 # Loaded on first use: torch takes seconds, and `pgfed --help` does not need it.
 _HOMES = {
@@ -21,7 +21,8 @@ _HOMES = {
     "Federation": "pgfed.data.federation",
     "Result": "pgfed.api",
     "UserError": "pgfed.errors",
-    "load": "pgfed.results.loading",
+    "load": "pgfed.results.models",
+    "open": "pgfed.api",
     "run": "pgfed.api",
 }
 

@@ -23,7 +23,7 @@ from pgfed.federation.site.answers import Site
 from pgfed.methods import registry as algorithms
 from pgfed.report import rendering as report
 from pgfed.report import tables
-from pgfed.results.writer import RunFolder
+from pgfed.results.writer import RunWriter
 
 QUICK = Options(round_timeout=1.0)
 
@@ -32,7 +32,7 @@ QUICK = Options(round_timeout=1.0)
 def checkpoints_stay():
     """So that the server's state can be compared after the run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunFolder, "_forget", lambda self, folder: None)
+        patch.setattr(RunWriter, "_forget", lambda self, folder: None)
         yield
 
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import click
 import typer
 
+import pgfed.cli.bench as bench_command
+import pgfed.cli.federation as federation
+import pgfed.cli.paper as study
+import pgfed.cli.report as report
+import pgfed.cli.sweep as sweep_command
+import pgfed.cli.takehome as takehome
 from pgfed import __version__
-from pgfed.cli import bench as bench_command
-from pgfed.cli import federation, report, takehome
-from pgfed.cli import paper as study
-from pgfed.cli import sweep as sweep_command
 from pgfed.errors import Interrupted, UserError
 from pgfed.methods import registry as algorithms
 
@@ -171,7 +173,8 @@ def run(
     root = experiments.data_root(data_root)
 
     from pgfed.engine.runs import prepare
-    from pgfed.results import writer as output
+    from pgfed.results import layout
+    from pgfed.results.writer import check_same
 
     if dry:
         from pgfed.cli.terminal import experiment as screens
@@ -183,11 +186,11 @@ def run(
         return
     if go_on and out is None:
         raise UserError("--resume: say which run with --out DIR (or use `pgfed resume DIR`)")
-    going_on = go_on and out is not None and output.is_run(out)
-    folder = out if going_on and out is not None else output.choose(out, loaded.name)
+    going_on = go_on and out is not None and layout.is_run(out)
+    folder = out if going_on and out is not None else layout.choose(out, loaded.name)
     setup = prepare(loaded, root)
     if going_on:
-        output.check_same(setup.experiment, folder)
+        check_same(setup.experiment, folder)
     _execute(setup, folder, resume=going_on, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
 
 
@@ -212,9 +215,9 @@ def _execute(
 ) -> None:
     from pgfed import api
     from pgfed.cli.terminal import experiment as screens
-    from pgfed.cli.terminal.progress import progress_for
     from pgfed.report import rendering as reports
-    from pgfed.results import writer as output
+    from pgfed.results import layout
+    from pgfed.results.progress import progress_for
 
     experiment = setup.experiment
     runs = len(setup.methods) * len(experiment.seeds)
@@ -223,12 +226,12 @@ def _execute(
         with progress:
             result = api.run_setup(setup, folder, progress, resume=resume, tensorboard=tensorboard)
     except KeyboardInterrupt:
-        raise output.interrupted(progress.where(), folder) from None
+        raise layout.interrupted(progress.where(), folder) from None
     page = reports.write_page(folder) if reports.possible() else None
     if as_json:
         print(json.dumps(result.summary, indent=2))
     elif not quiet:
-        screens.outcomes(result.outcomes, folder, page)
+        screens.outcomes(result.data, page)
 
 
 @app.command()
@@ -264,7 +267,7 @@ def data_fetch(
     data_root: DataRoot = None,
 ) -> None:
     """Download a data set, checked by its checksum, to the data root."""
-    from pgfed.cli.terminal.progress import Download
+    from pgfed.cli.terminal.download import Download
     from pgfed.config.experiment import data_root as default_root
     from pgfed.data.fetch import fetch
 

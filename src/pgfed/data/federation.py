@@ -19,6 +19,7 @@ from pgfed.errors import UserError
 
 __all__ = ["Federation", "Shard", "build", "build_seat"]
 
+PIXEL = 127.5  # uint8 pixels are divided by it, and 1 is subtracted: from -1 to 1
 _CHUNK = 4_096  # samples moved at a time, so that memory holds no second copy of the data
 
 
@@ -39,7 +40,7 @@ class Shard:
         else:
             x, y = self.x.index_select(0, index), self.y.index_select(0, index)
         if x.dtype == torch.uint8:
-            x = torch.div(x, 127.5).sub_(1.0)
+            x = torch.div(x, PIXEL).sub_(1.0)
         elif isinstance(index, slice):
             # Some kernels give other last bits on memory that is aligned otherwise.
             x = x.clone()

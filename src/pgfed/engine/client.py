@@ -26,7 +26,7 @@ from pgfed.methods.contract import (
     generator,
     torch_stream,
 )
-from pgfed.model.task import Task
+from pgfed.model.task import EVALUATION_BATCH, Task
 
 
 class ClientError(Exception):
@@ -53,11 +53,12 @@ class ClientSide:
     def call(
         self, stage: str, client: int, round: int, state: State | None, message: Message
     ) -> list[State]:
-        """Do one stage of a client's work: train, score, personal or share."""
+        """Do one stage of a client's work: train, score, personal, evidence or share."""
         work = {
             "train": self.train,
             "score": self.score,
             "personal": self.personal,
+            "evidence": self.evidence,
             "share": self.share,
         }[stage]
         try:
@@ -65,7 +66,8 @@ class ClientSide:
                 state = self.algorithm.init_client(self.w0, self.client(client))
             state = on_device(state, self.task.device)
             message = on_device(message, self.task.device)
-            key = generator(self.seed, f"torch-{stage}", client, round)
+            stream = "personal" if stage == "evidence" else stage  # it is of the kept model
+            key = generator(self.seed, f"torch-{stream}", client, round)
             with torch_stream(key, self.task.device), one_thread():
                 return work(client, round, state, message)
         except UserError:
@@ -107,6 +109,20 @@ class ClientSide:
     def personal(self, client: int, round: int, state: State, public: Message) -> list[State]:
         """[{"w": the personalized model}]."""
         return [{"w": self._personal(client, round, state, public)}]
+
+    def evidence(self, client: int, round: int, state: State, public: Message) -> list[State]:
+        """[what the personalized model gives for each test sample, and whether that is right]."""
+        theta = self._personal(client, round, state, public)
+        data = self.federation.test(client)
+        outputs = torch.zeros(len(data), self.task.classes)
+        right = torch.zeros(len(data))
+        with torch.no_grad():
+            for start in range(0, len(data), EVALUATION_BATCH):  # as in `Task.score`
+                rows = slice(start, min(start + EVALUATION_BATCH, len(data)))
+                x, y = data.batch(rows)
+                outputs[rows] = found = self.task.logits(theta, x)
+                right[rows] = (found.argmax(1) == y).to(right)
+        return [{"outputs": outputs, "outcome": right}]
 
     def share(self, client: int, round: int, state: State, message: Message) -> list[State]:
         """[what the client gives for the global model after the last round]."""

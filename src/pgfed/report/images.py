@@ -23,7 +23,7 @@ from pgfed.report.figures.specification import (
     styles,
 )
 from pgfed.results.comparison import Group, Method
-from pgfed.results.differences import correlation
+from pgfed.results.formats import correlation
 from pgfed.results.statistics import Correlation, Floats, Pairs
 
 LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}

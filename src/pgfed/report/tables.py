@@ -10,11 +10,9 @@ import numpy as np
 
 from pgfed.paper import printed as paper
 from pgfed.results import statistics as stats
-from pgfed.results.comparison import FAMILY, Curve, Group, Method, Score
-from pgfed.results.differences import NONE, bracketed, correlation, meaning, signed
-from pgfed.results.formats import percent, size
-from pgfed.results.reader import NO_ATTACK, SeedRun
-from pgfed.results.sentence import CONTROL
+from pgfed.results.comparison import Curve, Group, Method, Score
+from pgfed.results.formats import NONE, bracketed, correlation, meaning, percent, signed, size
+from pgfed.results.runs import NO_ATTACK, SeedRun
 from pgfed.results.statistics import Comparison, Correlation
 
 NAMED = 8  # clients, or reasons, that a cell names
@@ -79,7 +77,7 @@ def results(group: Group) -> Table:
         compared = None if local is None or gain is None else group.compare(method, local)
         speed = method.images_per_second()
         row = [
-            Cell(method.label, note="control" if method.base == CONTROL else ""),
+            Cell(method.label, note="control" if group.is_control(method) else ""),
             _score(method, "last10"),
             _score(method, "best"),
             _difference(compared),
@@ -99,7 +97,7 @@ def control(group: Group) -> Table:
     """What the explicit objective itself contributes."""
     table = Table(
         "control",
-        f"{CONTROL} is PGFed with mu = 0: trained and scored alike, without the other clients' "
+        "The control is PGFed with mu = 0: trained and scored alike, without the other clients' "
         "risks in the objective. The difference is what the explicit objective contributes.",
         [
             ("method", "Method", "A method of the PGFed family"),
@@ -112,7 +110,7 @@ def control(group: Group) -> Table:
         ],
     )
     for method in group.methods:
-        if method.base not in FAMILY:
+        if not method.has_control:
             continue
         other = group.control(method)
         found = None if other is None else group.compare(method, other)

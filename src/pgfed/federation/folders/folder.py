@@ -246,7 +246,9 @@ def init(
     common = agreement.model_dump(exclude_none=True)
     write_atomic(path / "federation.toml", templates.FEDERATION_HEAD + tomli_w.dumps(common))
     write_atomic(path / "experiment.toml", templates.EXPERIMENT_HEAD + document)
-    write_atomic(path / "server" / "pgfed-server.service", templates.server_unit(agreement))
+    write_atomic(
+        path / "server" / "pgfed-server.service", templates.server_unit(agreement.federation)
+    )
     (path / "server" / "app").mkdir()
     write_atomic(path / "server" / "app" / "pyproject.toml", templates.APP)
     for client in range(sites):
@@ -262,7 +264,7 @@ def init(
         write_atomic(folder / "ca.crt", authority)
         write_atomic(folder / "start.sh", templates.START)
         (folder / "start.sh").chmod(0o755)
-        write_atomic(folder / "pgfed-site.service", templates.site_unit(agreement, name))
+        write_atomic(folder / "pgfed-site.service", templates.site_unit(agreement.federation, name))
     return agreement
 
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pgfed.federation.folders.folder import Agreement
-
 FEDERATION_HEAD = """\
 # A federation. Server and sites must hold the same values: change one, and hand out site.toml anew.
 
@@ -91,19 +86,19 @@ WantedBy=multi-user.target
 """
 
 
-def server_unit(agreement: Agreement) -> str:
+def server_unit(federation: str) -> str:
     return _UNIT.format(
         file="pgfed-server",
-        description=f"Server of the federation {agreement.federation}",
-        folder=agreement.federation,
+        description=f"Server of the federation {federation}",
+        folder=federation,
         command="server",
     )
 
 
-def site_unit(agreement: Agreement, name: str) -> str:
+def site_unit(federation: str, name: str) -> str:
     return _UNIT.format(
         file="pgfed-site",
-        description=f"{name} of the federation {agreement.federation}",
+        description=f"{name} of the federation {federation}",
         folder=name,
         command="site",
     )

@@ -30,9 +30,7 @@ from pgfed.report.figures.specification import (
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
-from pgfed.results.differences import correlation, signed
-from pgfed.results.formats import percent
-from pgfed.results.sentence import CONTROL
+from pgfed.results.formats import correlation, percent, signed
 from pgfed.results.statistics import Correlation
 
 # -- learning curves ---------------------------------------------------------------------------
@@ -124,8 +122,8 @@ def differences(group: Group, style: Style) -> Figure | None:
     """Every method minus a chosen one, with paired intervals."""
     if len(group.ranked) < 2:
         return None
-    first = [m for m in group.ranked if m.name == CONTROL]
-    references = first + [m for m in group.ranked if m.name != CONTROL]
+    first = [m for m in group.ranked if group.is_control(m)]
+    references = first + [m for m in group.ranked if m not in first]
     specs = []
     for reference in references:
         traces: list[Trace] = []

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from pgfed.results.comparison import Group
-from pgfed.results.sentence import CONTROL
 from pgfed.results.statistics import Ints
 
 Style = dict[str, tuple[str, str]]  # label -> colour and dash
@@ -32,7 +31,7 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 STYLES = {
     "local": (GREY, "solid"),
     "fedavg": ("#E69F00", "solid"),
-    CONTROL: (BLUE, "dash"),
+    "fedavg-local": (BLUE, "dash"),
     "pgfed": (VERMILLION, "solid"),
     "pgfed-mo": ("#CC79A7", "dot"),
     "pgfed-ce": ("#009E73", "dashdot"),

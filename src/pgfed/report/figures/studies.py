@@ -17,8 +17,7 @@ from pgfed.report.figures.specification import (
     spec,
 )
 from pgfed.results.comparison import Group
-from pgfed.results.differences import signed
-from pgfed.results.formats import count, percent
+from pgfed.results.formats import count, percent, signed
 
 
 def new_clients(group: Group, style: Style) -> Figure | None:
