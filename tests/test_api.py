@@ -44,13 +44,13 @@ def test_clients_and_history_are_tables(result: Result) -> None:
     assert len(clients) == 6
     mean = clients["final"].mean()
     assert mean == pytest.approx(result.history("pgfed", 1)["mean_score"].iloc[-1])
-    assert clients["gain_over_local"].mean() == pytest.approx(result.table()["gain_mean"].iloc[3])
+    assert clients["gain"].mean() == pytest.approx(result.table()["gain_mean"].iloc[3])
 
 
 def test_without_pandas_tables_are_lists(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert result.table() == result.summary
-    assert result.clients("pgfed")[0]["client"] == 0
+    assert result.clients("pgfed")[0]["client"] == "0"
 
 
 def test_a_model_is_the_clients_own_and_scores_as_reported(result: Result) -> None:
@@ -127,7 +127,7 @@ def test_given_clients() -> None:
     x, y = arrays()
     result = pgfed.run((x, y, np.arange(120) % 5 + 10), **QUICK)
     assert len(result.federation) == 5
-    assert result.clients("pgfed")["label"].tolist() == ["10", "11", "12", "13", "14"]
+    assert result.clients("pgfed")["client"].tolist() == ["10", "11", "12", "13", "14"]
 
 
 def test_a_federation() -> None:

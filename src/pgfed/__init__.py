@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from pgfed.version import __version__
 
 if TYPE_CHECKING:
-    from pgfed.api import Result, run
+    from pgfed.api import Result, open, run
     from pgfed.data.federation import Federation
     from pgfed.errors import UserError
     from pgfed.methods.contract import Algorithm
-    from pgfed.results.loading import load
+    from pgfed.results.models import load
 
-__all__ = ["Algorithm", "Federation", "Result", "UserError", "__version__", "load", "run"]
+__all__ = ["Algorithm", "Federation", "Result", "UserError", "__version__", "load", "open", "run"]
 
 # Loaded on first use: torch takes seconds, and `pgfed --help` does not need it.
 _HOMES = {
@@ -22,7 +22,8 @@ _HOMES = {
     "Federation": "pgfed.data.federation",
     "Result": "pgfed.api",
     "UserError": "pgfed.errors",
-    "load": "pgfed.results.loading",
+    "load": "pgfed.results.models",
+    "open": "pgfed.api",
     "run": "pgfed.api",
 }
 

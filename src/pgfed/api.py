@@ -1,4 +1,4 @@
-"""The Python interface: `pgfed.run` on arrays, a `Federation` or a named data set."""
+"""The Python interface: `pgfed.run` on arrays, a `Federation` or a named data set, and `open`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from pgfed.cli.terminal.progress import Progress, progress_for
 from pgfed.config import experiment as experiments
 from pgfed.config.experiment import IN_MEMORY, Data, Experiment, from_dict
 from pgfed.config.schema import dotted
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation
-from pgfed.engine.rounds import Run
-from pgfed.engine.runs import Keeper, Outcome, Setup, Watcher, divide, execute, prepare
+from pgfed.engine.callbacks import Callback
+from pgfed.engine.runs import Setup, divide, load_federation, prepare
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.model.networks import Factory, factory
-from pgfed.results.models import Models, ModelsInFolder, ModelsInMemory, not_kept
-from pgfed.results.writer import RunFolder, choose
+from pgfed.results.layout import choose, choose_client
+from pgfed.results.models import Models, ModelsInFolder, not_kept
+from pgfed.results.progress import Progress, progress_for
+from pgfed.results.reader import load
+from pgfed.results.recording import Kept, models_in, record
+from pgfed.results.runs import RunData, SeedRun, alone_of, client_rows, each_run, summaries
 
 # Options of `run` whose name is not simply the last part of their key.
 RENAMED = {
@@ -37,7 +41,8 @@ RENAMED = {
     "attack.strength": "attack_strength",
 }
 OPTIONS = {RENAMED.get(key, key.rpartition(".")[2]): key for key in dotted(Experiment)}
-del OPTIONS["dataset"], OPTIONS["sweep"]  # the first argument; for `pgfed sweep` only
+# The first argument; for files only; for `pgfed sweep` only.
+del OPTIONS["dataset"], OPTIONS["format"], OPTIONS["sweep"]
 
 
 def run(
@@ -98,45 +103,20 @@ def run_setup(
 
     ``resume``: go on with what the folder holds. ``tensorboard``: write event files into it.
     """
-    watchers: list[Watcher] = [progress]
-    if folder is None:
-        kept = _KeptInMemory(setup)
-        return Result(setup, execute(setup, watchers, kept), kept.models)
+    callbacks: list[Callback] = [progress]
     with contextlib.ExitStack() as opened:
-        if tensorboard:
+        if tensorboard and folder is not None:
             from pgfed.report.tensorboard import TensorBoard
 
-            watchers.append(opened.enter_context(TensorBoard(folder, setup)))
-        written = opened.enter_context(RunFolder(folder, setup, resume=resume, warn=progress.warn))
-        outcomes = execute(setup, [written, *watchers], written)
-        written.finish(outcomes)
-    return Result(
-        setup,
-        outcomes,
-        {
-            (outcome.method, outcome.seed): ModelsInFolder(
-                written.seed_folder(outcome.method, outcome.seed) / "models"
-            )
-            for outcome in outcomes
-            if setup.keeps_models(outcome.seed)
-        },
-    )
+            callbacks.append(opened.enter_context(TensorBoard(folder, setup)))
+        data, models = record(setup, folder, callbacks, resume=resume, warn=progress.warn)
+    return Result(data, models, setup=setup)
 
 
-class _KeptInMemory(Keeper):
-    """The models of each run: those of the best round where asked for, else of the last."""
-
-    def __init__(self, setup: Setup) -> None:
-        self.models: dict[tuple[str, int], Models] = {}
-        self._setup = setup
-
-    def best(self, method: str, run: Run) -> None:
-        if self._setup.keeps_models(run.seed):
-            self.models[method, run.seed] = ModelsInMemory(run)
-
-    def keep(self, run: Run, outcome: Outcome) -> None:
-        if (outcome.method, outcome.seed) not in self.models:
-            self.best(outcome.method, run)
+def open(path: str | Path, *, data_root: str | Path | None = None) -> Result:
+    """What `run` gave, from its folder; methods that have not finished are left out."""
+    data = load(Path(path).expanduser())
+    return Result(data, models_in(data), data_root=experiments.data_root(data_root))
 
 
 class Result:
@@ -148,73 +128,91 @@ class Result:
 
     def __init__(
         self,
-        setup: Setup,
-        outcomes: Sequence[Outcome],
-        models: Mapping[tuple[str, int], Models],
+        data: RunData,
+        models: Kept,
+        *,
+        setup: Setup | None = None,
+        data_root: Path | None = None,
     ) -> None:
-        self.experiment = setup.experiment
-        self.federation = setup.federation
-        self.outcomes = list(outcomes)
-        self._setup = setup
+        self.data = data
+        self.experiment = data.experiment
         self._models = models
+        self._setup = setup
+        self._data_root = data_root
+
+    @cached_property
+    def federation(self) -> Federation:
+        """The clients' data; of a run that was opened, read again."""
+        if self._setup is not None:
+            return self._setup.federation
+        return load_federation(self.experiment.data, experiments.data_root(self._data_root))[0]
+
+    @property
+    def runs(self) -> list[SeedRun]:
+        """By method, then by seed."""
+        return list(each_run(self.data))
 
     @property
     def summary(self) -> list[dict[str, Any]]:
         """As summary.json: one dictionary per method and seed."""
-        return [outcome.summary for outcome in self.outcomes]
+        return summaries(self.data)
 
     def table(self) -> Any:
         return _frame(self.summary)
 
     def clients(self, method: str, seed: int | None = None) -> Any:
         """One row per client: sizes, accuracies, gain over Local."""
-        return _frame(self._outcome(method, seed).clients(self.federation))
+        run = self._run(method, seed)
+        return _frame(client_rows(run, alone_of(self.data, run.seed), self.data.clients))
 
     def history(self, method: str, seed: int | None = None) -> Any:
         """One row per round."""
-        return _frame(self._outcome(method, seed).history)
+        return _frame(self._run(method, seed).history.records)
 
     def alpha(self, method: str = "pgfed", seed: int | None = None) -> Any:
         """The learned matrix A (N x N; the parts of a CSR matrix above 2,000 clients)."""
-        alpha = self._outcome(method, seed).alpha
+        alpha = self._run(method, seed).matrix
         if alpha is None:
             raise UserError(f"{method} learns no matrix; allowed: the methods of the PGFed family")
         return alpha.get("alpha", alpha)
 
-    def model(self, client: int, method: str = "pgfed", seed: int | None = None) -> nn.Module:
-        """The personalized model of a client, in evaluation mode."""
-        clients = len(self.federation)
-        if not 0 <= client < clients:
-            raise UserError(f"client: found {client}; allowed: 0 to {clients - 1}")
-        return self._module(self._kept(method, seed).personal(client))
+    def model(self, client: int | str, method: str = "pgfed", seed: int | None = None) -> nn.Module:
+        """The personalized model of a client, by its number or its name; in evaluation mode."""
+        number = choose_client(self.data.clients.names, client)
+        kept = self._kept(method, seed)
+        return self._module(kept, kept.personal(number))
 
     def global_model(self, method: str = "pgfed", seed: int | None = None) -> nn.Module:
         """The model a new client starts from, in evaluation mode."""
-        return self._module(self._kept(method, seed).shared())
+        kept = self._kept(method, seed)
+        return self._module(kept, kept.shared())
 
-    def _outcome(self, method: str, seed: int | None) -> Outcome:
+    def _run(self, method: str, seed: int | None) -> SeedRun:
         name = algorithms.folder(method)
-        if name not in self._setup.methods:
-            raise unknown("method", method, self._setup.methods)
-        wanted = self.experiment.seeds[0] if seed is None else seed
-        for outcome in self.outcomes:
-            if outcome.method == name and outcome.seed == wanted:
-                return outcome
-        raise UserError(
-            f"seed: found {seed}; allowed: {', '.join(map(str, self.experiment.seeds))}"
-        )
+        if name not in self.data.runs:
+            raise unknown("method", method, self.data.runs)
+        runs = self.data.runs[name]
+        wanted = next(iter(runs)) if seed is None else seed
+        if wanted not in runs:
+            raise UserError(f"seed: found {seed}; allowed: {', '.join(map(str, runs))}")
+        return runs[wanted]
 
     def _kept(self, method: str, seed: int | None) -> Models:
-        outcome = self._outcome(method, seed)
-        key = (outcome.method, outcome.seed)
-        if key not in self._models:
-            raise not_kept(*key)
-        return self._models[key]
+        run = self._run(method, seed)
+        if (run.method, run.seed) not in self._models:
+            raise not_kept(run.method, run.seed)
+        return self._models[run.method, run.seed]
 
-    def _module(self, state: dict[str, torch.Tensor]) -> nn.Module:
-        federation = self.federation
+    def _module(self, kept: Models, state: dict[str, torch.Tensor]) -> nn.Module:
+        if self._setup is not None:
+            federation, model = self._setup.federation, self._setup.model
+            shape, classes = federation.input_shape, len(federation.class_names)
+        else:
+            assert isinstance(kept, ModelsInFolder), "what was opened lies in a folder"
+            about = kept.manifest
+            shape, classes, model = about.shape, len(about.classes), about.model
         with torch.random.fork_rng(devices=[]):  # the values it starts with are replaced
-            module = factory(self._setup.model)(federation.input_shape, len(federation.class_names))
+            module = factory(model)(shape, classes)
         module.load_state_dict(state)
         return module.eval()
 

@@ -7,15 +7,18 @@ import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-from pgfed.cli.terminal.progress import (
-    Download,
+from pgfed.cli.terminal.download import Download
+from pgfed.results.progress import (
     LiveProgress,
     PlainProgress,
     Progress,
     progress_for,
 )
 
-AT_START = SimpleNamespace(history=[])  # a run without rounds
+
+def at_start(seed: int) -> SimpleNamespace:
+    """A run without rounds."""
+    return SimpleNamespace(history=[], seed=seed)
 
 
 class Terminal(io.StringIO):
@@ -36,9 +39,9 @@ def test_plain_lines_come_every_two_seconds_and_at_the_end() -> None:
     # The start; then twice per round (is a line due, what time is left), once if none is due.
     clock = ticks(0.0, 1.0, 2.5, 2.5, 3.0, 4.0, 4.0).__next__
     progress = PlainProgress(2, 4, stream, clock)
-    progress.begin("pgfed", 3, AT_START)
+    progress.begin("pgfed", at_start(3))
     for round, accuracy in enumerate([0.25, None, None, 0.5], start=1):
-        progress.round(record(round, accuracy))
+        progress.round("pgfed", at_start(0), record(round, accuracy))
     assert stream.getvalue().splitlines() == [
         "pgfed seed 3 round 2/4, accuracy 25.0 %, 1,000 images/s, 8 s left",
         "pgfed seed 3 round 4/4, accuracy 50.0 %, 1,000 images/s, 4 s left",
@@ -47,9 +50,9 @@ def test_plain_lines_come_every_two_seconds_and_at_the_end() -> None:
 
 def test_accuracy_starts_anew_with_each_run() -> None:
     progress = Progress(2, 1)
-    progress.begin("local", 0, AT_START)
-    progress.round(record(1, 0.5))
-    progress.begin("pgfed", 0, AT_START)
+    progress.begin("local", at_start(0))
+    progress.round("pgfed", at_start(0), record(1, 0.5))
+    progress.begin("pgfed", at_start(0))
     assert progress.accuracy is None
     assert progress.where() == "pgfed, seed 0"
 
@@ -57,9 +60,9 @@ def test_accuracy_starts_anew_with_each_run() -> None:
 def test_a_terminal_gets_a_bar() -> None:
     stream = Terminal()
     with LiveProgress(1, 2, stream) as progress:
-        progress.begin("pgfed", 0, AT_START)
-        progress.round(record(1, 0.25))
-        progress.round(record(2, 0.5))
+        progress.begin("pgfed", at_start(0))
+        progress.round("pgfed", at_start(0), record(1, 0.25))
+        progress.round("pgfed", at_start(0), record(2, 0.5))
     shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", stream.getvalue())
     assert "pgfed seed 0 1/2" in shown
     assert "pgfed seed 0 2/2" in shown

@@ -28,7 +28,7 @@ def test_prints_the_table_the_verdict_and_the_folder(pgfed: Command, tmp_path: P
     assert re.search(r"last 10 rounds +best \(on test\) +gain over Local", done.out)
     assert re.search(r"^pgfed .* %", done.out, re.MULTILINE)
     assert "Run folder: runs/digits" in done.out
-    assert "clients do better than alone" in done.out or "did not help" in done.out
+    assert re.search(r"^Federating (helped|harmed|made|did)", done.out, re.MULTILINE)
     assert (tmp_path / "runs/digits/summary.json").is_file()
 
 
@@ -153,7 +153,7 @@ def test_images_of_a_stranger(
     folder = tmp_path / "runs/own/pgfed/seed-0"
     manifest = json.loads((folder / "models/manifest.json").read_text())
     assert manifest["classes"] == ["-5", "2", "9"]
-    assert [c["label"] for c in manifest["clients"]] == ["7", "12", "40", "99"]
+    assert [c["client"] for c in manifest["clients"]] == ["7", "12", "40", "99"]
     assert manifest["clients"][3]["n_train"] + manifest["clients"][3]["n_test"] == 3
     expected = "mlp" if min(manifest["input_shape"][1:]) < 16 else "cnn"
     assert manifest["model"] == expected

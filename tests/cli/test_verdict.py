@@ -1,23 +1,26 @@
-"""The table and the sentence at the end of a run."""
+"""The table and the verdict at the end of a run: the terminal says what the page says."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pgfed.engine.runs import Outcome
-from pgfed.results import sentence as verdict
+from pgfed.cli.terminal.experiment import COLUMNS, outcome_rows, outcomes
+from pgfed.config.experiment import from_dict
+from pgfed.methods import registry as algorithms
+from pgfed.report import page
+from pgfed.results.comparison import Group, group
 from pgfed.results.formats import count, duration, percent, points, size
+from pgfed.results.history import history_of
+from pgfed.results.runs import Clients, RunData, SeedRun, method_info
+from pgfed.results.verdict import Verdict, judge
 
 
 def outcome(
-    method: str,
-    last10: list[float],
-    alone: list[float] | None,
-    seed: int = 0,
-    refused: int = 0,
-    diverged: int = 0,
-) -> Outcome:
+    method: str, last10: list[float], seed: int = 0, refused: int = 0, diverged: int = 0
+) -> SeedRun:
     scores = np.array(last10)
     mean = None if np.isnan(scores).all() else float(np.nanmean(scores))
     record = {"round": 1, "mean_score": mean, "samples": 90, "train_seconds": 0.5}
@@ -25,19 +28,36 @@ def outcome(
     record["dropped"] = [{"client": i, "reason": "w: holds NaN"} for i in range(refused)]
     if diverged:
         record["diverged"] = diverged
-    return Outcome(
-        method=method,
-        seed=seed,
-        history=[record],
-        n_clients=len(last10),
-        best=scores,
-        final=scores,
-        last10=scores,
-        best_score=mean,
-        best_round=1,
-        alpha=None,
-        gain=None if alone is None else scores - np.array(alone),
+    each = {"best": scores, "final": scores, "mean": scores}
+    return SeedRun(method, seed, history_of([record]), each)
+
+
+def data(*outcomes: SeedRun) -> RunData:
+    methods = list(dict.fromkeys(run.method for run in outcomes))
+    seeds = sorted({run.seed for run in outcomes})
+    runs: dict[str, dict[int, SeedRun]] = {method: {} for method in methods}
+    for run in outcomes:
+        runs[run.method][run.seed] = run
+    final = outcomes[0].scores["final"]
+    n_test = np.where(np.isnan(final), 0, 4)
+    n = len(final)
+    return RunData(
+        path=Path("run"),
+        experiment=from_dict({"methods": methods, "seeds": seeds, "rounds": 1, "cohort": 0.5}),
+        environment={},
+        clients=Clients(np.full(n, 10), n_test, [str(i) for i in range(n)], None, None, []),
+        methods={m: method_info(m, algorithms.get(m), algorithms.summary(m)) for m in methods},
+        runs=runs,
     )
+
+
+def grouped(*outcomes: SeedRun) -> Group:
+    (found,) = group([data(*outcomes)])
+    return found
+
+
+def verdict(*outcomes: SeedRun) -> Verdict:
+    return judge(grouped(*outcomes))
 
 
 LOCAL = [0.5, 0.5, 0.75, 0.5]
@@ -47,13 +67,13 @@ LOCAL0 = [*LOCAL, float("nan")]
 
 
 def test_rows_are_means_over_the_seeds() -> None:
-    rows = verdict.rows(
-        [
-            outcome("local", LOCAL, LOCAL),
-            outcome("pgfed", BETTER, LOCAL),
-            outcome("pgfed", LOCAL, LOCAL, seed=1),
-        ]
+    found = grouped(
+        outcome("local", LOCAL),
+        outcome("local", LOCAL, seed=1),
+        outcome("pgfed", BETTER),
+        outcome("pgfed", LOCAL, seed=1),
     )
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in outcome_rows(found)]
     assert [row["method"] for row in rows] == ["local", "pgfed"]
     assert rows[0]["gain over Local"] == ""
     assert rows[1] == {
@@ -68,92 +88,95 @@ def test_rows_are_means_over_the_seeds() -> None:
     }
 
 
-def test_the_sentence_counts_clients_by_their_mean_over_the_seeds() -> None:
-    said = verdict.sentence(
-        [
-            outcome("local", LOCAL, LOCAL),
-            outcome("local", LOCAL, LOCAL, seed=1),
-            outcome("pgfed", BETTER, LOCAL),
-            outcome("pgfed", [0.5, 0.75, 0.5, 0.25], LOCAL, seed=1),
-        ]
+def test_clients_are_counted_by_their_mean_over_the_seeds() -> None:
+    found = verdict(
+        outcome("local", LOCAL),
+        outcome("local", LOCAL, seed=1),
+        outcome("pgfed", BETTER),
+        outcome("pgfed", [0.5, 0.75, 0.5, 0.25], seed=1),
     )
-    assert "with pgfed 3 of 4 clients do better than alone, 1 worse" in said
+    assert "3 clients gained, 1 lost, 0 unchanged" in found.sentences[0]
 
 
 def test_federating_helped() -> None:
-    said = verdict.sentence([outcome("local", LOCAL, LOCAL), outcome("pgfed", SURELY, LOCAL)])
-    assert said == (
-        "Federating helped: with pgfed 3 of 4 clients do better than alone, 0 worse; "
-        "on average 56.2 % becomes 65.0 %."
-    )
+    found = verdict(outcome("local", LOCAL), outcome("pgfed", SURELY))
+    assert found.headline == "Federating helped 3 of 4 clients."
+    assert found.sentences[0].startswith("With pgfed, 56.2 % alone becomes 65.0 %: +8.8 points")
 
 
 def test_what_may_be_chance_is_not_called_help() -> None:
-    said = verdict.sentence([outcome("local", LOCAL, LOCAL), outcome("pgfed", BETTER, LOCAL)])
-    assert said.startswith(
-        "Federating made no clear difference: with pgfed 2 of 4 clients do better than alone, "
-        "1 worse; on average 56.2 % becomes 68.8 % (95 % interval -"
-    )
+    found = verdict(outcome("local", LOCAL), outcome("pgfed", BETTER))
+    assert found.headline == "Federating made no clear difference on average."
+    assert "(95 % interval −" in found.sentences[0]
 
 
 def test_who_helps_surely_comes_before_who_may_help_more() -> None:
-    runs = [outcome("local", LOCAL, LOCAL), outcome("apfl", BETTER, LOCAL)]
-    said = verdict.sentence([*runs, outcome("fedrod", SURELY, LOCAL)])
-    assert said.startswith("Federating helped: with fedrod 3 of 4 clients")
+    runs = [outcome("local", LOCAL), outcome("apfl", BETTER)]
+    found = verdict(*runs, outcome("fedrod", SURELY))
+    assert found.headline == "Federating helped 3 of 4 clients."
+    assert found.sentences[0].startswith("With fedrod,")
 
 
 def test_clients_without_test_data_are_not_counted() -> None:
-    nan = float("nan")
-    said = verdict.sentence(
-        [outcome("local", LOCAL0, LOCAL0), outcome("pgfed", [*SURELY, nan], LOCAL0)]
-    )
-    assert "with pgfed 3 of 4 clients" in said
+    found = verdict(outcome("local", LOCAL0), outcome("pgfed", [*SURELY, float("nan")]))
+    assert found.headline == "Federating helped 3 of 4 clients."
+    assert "1 client without test data left out of every mean." in found.caveats
 
 
 def test_one_client_has_nobody_to_federate_with() -> None:
-    said = verdict.sentence([outcome("local", [0.5], [0.5]), outcome("pgfed", [0.75], [0.5])])
-    assert said == "There is one client only, so there is nothing to federate."
+    found = verdict(outcome("local", [0.5]), outcome("pgfed", [0.75]))
+    assert found.headline == "One client: there is nothing to federate."
 
 
 def test_methods_that_failed_are_named_and_not_judged() -> None:
-    local = outcome("local", LOCAL, LOCAL)
-    failed = outcome("pgfed", [0.9] * 4, LOCAL, refused=2)
-    runs = [local, failed, outcome("fedavg", SURELY, LOCAL, refused=1)]
-    assert verdict.troubles(runs) == [
-        "pgfed: 2 of 2 replies did not count (w: holds NaN); lower train.lr.",
-        "fedavg: 1 of 2 replies did not count (w: holds NaN); lower train.lr.",
-    ]
-    assert verdict.sentence(runs).startswith("Federating helped: with fedavg")
-    assert verdict.sentence([local, failed]).startswith("Clients that train alone reach")
-    once = [outcome("pgfed", SURELY, LOCAL), outcome("pgfed", SURELY, LOCAL, seed=1, refused=2)]
-    both = [local, outcome("local", LOCAL, LOCAL, seed=1)]
-    assert verdict.sentence([*both, *once]).startswith("Clients that train alone reach")
-    alone = outcome("local", LOCAL, LOCAL, diverged=3)
-    assert verdict.troubles([alone]) == [
-        "local: training diverged to NaN for 3 clients; lower train.lr."
-    ]
-    said = verdict.sentence([alone, outcome("fedavg", SURELY, LOCAL)])
-    assert said.startswith("Training failed (see above)")
-    assert verdict.troubles([local]) == []
+    local = outcome("local", LOCAL)
+    failed = outcome("pgfed", [0.9] * 4, refused=2)
+    found = verdict(local, failed, outcome("fedavg", SURELY, refused=1))
+    assert "pgfed: 2 of 2 replies did not count (w: holds NaN); lower train.lr." in found.caveats
+    assert "fedavg: 1 of 2 replies did not count (w: holds NaN); lower train.lr." in found.caveats
+    assert found.sentences[0].startswith("With fedavg,")
+    assert verdict(local, failed).headline.startswith("Training alone reaches")
+    once = [outcome("pgfed", SURELY), outcome("pgfed", SURELY, seed=1, refused=2)]
+    both = [local, outcome("local", LOCAL, seed=1)]
+    assert verdict(*both, *once).headline.startswith("Training alone reaches")
+    alone = outcome("local", LOCAL, diverged=3)
+    found = verdict(alone, outcome("fedavg", SURELY))
+    assert found.headline.startswith("Training failed")
+    assert "local: training diverged to NaN for 3 clients; lower train.lr." in found.caveats
 
 
-def test_pgfed_is_held_against_its_control() -> None:
-    runs = [outcome("local", LOCAL, LOCAL), outcome("pgfed", BETTER, LOCAL)]
-    said = verdict.sentence([*runs, outcome("fedavg-local", BETTER, LOCAL)])
-    assert said.endswith("PGFed's own objective adds +0.0 points to its control fedavg-local.")
+def test_a_method_is_held_against_its_control_with_an_interval() -> None:
+    runs = [outcome("local", LOCAL), outcome("pgfed", BETTER)]
+    found = verdict(*runs, outcome("fedavg-local", SURELY))
+    assert found.sentences[-1].startswith(
+        "What pgfed's own objective adds: pgfed minus its control fedavg-local (mu = 0) is +3.8 "
+        "points (95 % interval −"
+    )
 
 
 def test_federating_did_not_help() -> None:
-    worse = [value - 0.25 for value in LOCAL]
-    said = verdict.sentence([outcome("local", LOCAL, LOCAL), outcome("pgfed", worse, LOCAL)])
-    assert said == "Federating did not help here: no method beats Local's 56.2 %."
+    found = verdict(outcome("local", LOCAL), outcome("pgfed", [v - 0.25 for v in LOCAL]))
+    assert found.headline == "Federating did not help: nothing beats training alone (56.2 %)."
 
 
 def test_nothing_to_compare_with() -> None:
-    assert "nothing to compare" in verdict.sentence([outcome("local", LOCAL, LOCAL)])
-    assert "add 'local'" in verdict.sentence([outcome("pgfed", LOCAL, None)])
+    assert "no other method was run" in verdict(outcome("local", LOCAL)).headline
+    assert "add local" in verdict(outcome("pgfed", LOCAL)).sentences[0]
     unknown = [float("nan")] * 2
-    assert "No client has test data" in verdict.sentence([outcome("local", unknown, unknown)])
+    assert "No client has test data" in verdict(outcome("local", unknown)).headline
+
+
+def test_the_terminal_says_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [outcome("local", LOCAL), outcome("fedavg-local", SURELY), outcome("pgfed", BETTER)]
+    found = data(*runs)
+    outcomes(found)
+    said = capsys.readouterr().out.splitlines()
+    expected = judge(group([found])[0])
+    assert said[1 + len(runs) : -1] == expected.lines
+    assert len(expected.sentences) > 1
+    assert said[-1] == "Run folder: run"
+    shown = page.judge(grouped(*runs))  # the page has no other
+    assert shown == expected
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from experiments.commands import EXPERIMENTS, pgfed
 from pgfed import api
 from pgfed.cli.app import main
 from pgfed.cli.paper import explicit, new_clients
-from pgfed.cli.terminal.progress import Progress
 from pgfed.config.experiment import Experiment, load, make_methods
 from pgfed.engine.runs import prepare
 from pgfed.paper.printed import DATASETS, METHODS
 from pgfed.report import rendering as report
+from pgfed.results.progress import Progress
 
 NAMES = sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
 STUDIES = {"e5-new-clients": new_clients, "e6-explicit": explicit}

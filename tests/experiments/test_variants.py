@@ -109,7 +109,7 @@ def test_variants_run_side_by_side(tmp_path: Path) -> None:
         off = list(csv.DictReader(file))
     with (tmp_path / "run/fedavg-local/seed-0/clients.csv").open() as file:
         control = list(csv.DictReader(file))
-    assert [row["last10"] for row in off] == [row["last10"] for row in control]
+    assert [row["mean"] for row in off] == [row["mean"] for row in control]
     assert result.model(0, "pgfed-off") is not None
     again = load(tmp_path / "run/experiment.toml")
     assert make_methods(again)[0]["pgfed-off"].mu == 0.0  # type: ignore[attr-defined]

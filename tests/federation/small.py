@@ -22,6 +22,7 @@ from pgfed.engine.rounds import Run
 from pgfed.federation.folders import folder as folders
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder, load_experiment
 from pgfed.methods.values import State
+from pgfed.results.history import read_history
 
 SITES = 3
 EXPERIMENT: dict[str, Any] = {
@@ -138,7 +139,7 @@ def checkpoint(folder: FederationFolder, method: str, seed: int = 0) -> State | 
 
 def history(folder: FederationFolder, method: str, seed: int = 0) -> list[dict[str, Any]]:
     path = folder.run / method / f"seed-{seed}" / "history.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_history(path, [str(i) for i in range(SITES)], format=2, strict=True)
 
 
 def model_at(folder: FederationFolder, client: int, method: str, seed: int = 0) -> State:

@@ -23,7 +23,7 @@ from pgfed.federation.site.answers import Site
 from pgfed.methods import registry as algorithms
 from pgfed.report import rendering as report
 from pgfed.report.tables import federation as tables
-from pgfed.results.writer import RunFolder
+from pgfed.results.writer import RunWriter
 
 QUICK = Options(round_timeout=1.0)
 
@@ -32,7 +32,7 @@ QUICK = Options(round_timeout=1.0)
 def checkpoints_stay():
     """So that the server's state can be compared after the run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunFolder, "_forget", lambda self, folder: None)
+        patch.setattr(RunWriter, "_forget", lambda self, folder: None)
         yield
 
 
@@ -90,7 +90,7 @@ def test_the_run_folder_is_as_in_simulation(tmp_path: Path):
     models = folder.run / "pgfed" / "seed-0" / "models"
     assert sorted(path.name for path in models.glob("*.safetensors")) == ["global.safetensors"]
     record = history(folder, "pgfed")[1]
-    busy = record["sites"][str(record["cohort"][0])]
+    busy = record["sites"][record["cohort"][0]]
     assert busy["bytes_up"] == 4 * (2 * 9610 + 2)  # model, gradient, and two alphas: float32
     assert 0 < busy["work_seconds"] <= busy["seconds"]
 
@@ -252,7 +252,7 @@ def test_a_site_joins_while_the_run_goes_on(tmp_path: Path, monkeypatch):
     conduct(grid, folder, Options(round_timeout=0.3))
     told = history(folder, "pgfed")
     assert told[0]["dropped"] == [{"client": 2, "reason": "not connected"}]
-    assert told[0]["sites"]["2"]["not_scored"] == "not connected"
+    assert told[0]["sites"][2]["not_scored"] == "not connected"
     assert all(not record["dropped"] for record in told[1:])
     run = small.serial(folder, "pgfed", lose=lambda t, i: (t, i) == (1, 2))
     assert small.same(checkpoint(folder, "pgfed"), run.server)

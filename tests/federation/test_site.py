@@ -187,7 +187,7 @@ def test_the_model_and_what_it_gained_stay_at_the_site(site, tmp_path):
     (row,) = manifest["clients"]
     assert manifest["classes"] == [str(k) for k in range(10)]
     assert small.same(load_file(place / row["file"]), site._side("fedavg", 0).task.named(w["w"]))
-    assert row["gain_over_local"] == pytest.approx(row["final"] - row["local"])
+    assert row["gain"] == pytest.approx(row["final"] - row["local"])
     lines = (tmp_path / "site" / "report.csv").read_text().splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("run,method,seed,round,client,n_train,n_test,final,local,gain")

@@ -26,10 +26,9 @@ from pgfed.engine.store import ClientStore
 from pgfed.methods.registry import get
 from pgfed.methods.values import State
 from pgfed.results import history
-from pgfed.results import writer as output
-from pgfed.results.finished import RunFolder as FinishedRun
 from pgfed.results.reader import load as load_for_report
-from pgfed.results.writer import RunFolder
+from pgfed.results.runs import client_rows, summaries
+from pgfed.results.writer import RunWriter, check_same
 from pgfed.testing import make, started
 
 SAVED = 4  # rounds of which checkpoints were made; the last two are there
@@ -208,14 +207,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Setup]:
 
 def gone_on_with(folder: Path, setup: Setup) -> list[str]:
     """All that `pgfed resume` reads of a finished run."""
-    output.check_same(setup.experiment, folder)
-    with RunFolder(folder, setup, resume=True) as kept:
+    check_same(setup.experiment, folder)
+    with RunWriter(folder, setup, resume=True) as kept:
         for method in METHODS:
-            outcome = kept.finished(method, 0)
-            if outcome is not None:
-                assert len(outcome.history) == setup.experiment.rounds
-                assert len(outcome.clients(setup.federation)) == 3
-                json.dumps(outcome.summary, allow_nan=False)
+            records = kept.finished(method, 0)
+            if records is not None:
+                assert len(records) == setup.experiment.rounds
+                rows = client_rows(kept.runs[method, 0], None, kept.data.clients)
+                assert len(rows) == 3
+        json.dumps(summaries(kept.data), allow_nan=False)
     return METHODS
 
 
@@ -237,7 +237,7 @@ def test_damaged_run_folders(finished: tuple[Path, Setup], tmp_path: Path, cases
         try:
             resumed, _ = attempt(lambda: gone_on_with(folder, setup))
             reported, _ = attempt(lambda: load_for_report(folder))
-            attempt(lambda: FinishedRun.open(folder).clients("pgfed", 0))
+            attempt(lambda: pgfed.open(folder).clients("pgfed", 0))
         finally:
             path.write_bytes(files[path])
         if reported is not None:
@@ -257,7 +257,7 @@ def test_damaged_histories(finished: tuple[Path, Setup], tmp_path: Path, cases: 
 
     def one(rng: random.Random) -> str:
         path.write_bytes(mutate(raw, rng))
-        records, _ = attempt(lambda: history.read_history(path))
+        records, _ = attempt(lambda: history.read_history(path, ["0", "1", "2"], format=2))
         assert records is not None
         assert [record["round"] for record in records] == list(range(1, len(records) + 1))
         strict, _ = attempt(lambda: history.read_history(path, strict=True))

@@ -15,8 +15,14 @@ from fuzz.driving import attempt, drive, share
 from fuzz.mutation import mutate
 from pgfed.engine.durable import read_state, sha256, state_from_bytes, state_to_bytes
 from pgfed.model.networks import MLP
-from pgfed.results.loading import Model, open_model
-from pgfed.results.models import GLOBAL, ModelsInFolder, write_manifest, write_model
+from pgfed.results.models import (
+    GLOBAL,
+    Model,
+    ModelsInFolder,
+    open_model,
+    write_manifest,
+    write_model,
+)
 
 SHAPE, CLASSES = (1, 3, 3), ["a", "b", "c"]
 

@@ -6,7 +6,7 @@ import csv
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,12 @@ import numpy as np
 import tomli_w
 
 from pgfed.config.experiment import from_dict
+from pgfed.engine.callbacks import Record
+from pgfed.methods import registry as algorithms
+from pgfed.results.history import history_of, write_history
+from pgfed.results.layout import csv_text, methods_of, seed_folder
+from pgfed.results.runs import Clients, MethodInfo, RunData, SeedRun, each_run, method_info
+from pgfed.results.writer import write_beginning, write_end, write_summary
 
 # How good each method ends up, as a shift of the clients' accuracies over Local's.
 LEVELS = {"local": 0.0, "fedavg": -0.05, "fedavg-local": 0.08, "pgfed": 0.081, "fedper": 0.06}
@@ -39,23 +45,49 @@ def make_folder(
     flower: bool = False,
     data_seed: int = 0,
 ) -> Path:
-    """Write a folder as `pgfed run` does."""
+    """A folder as `pgfed run` leaves it, by the same writer."""
     rng = np.random.default_rng(data_seed)
     n_train = rng.integers(30, 400, clients)
-    n_test = np.maximum(1, n_train // 3)
-    content = {
-        "name": path.name,
-        "seeds": list(seeds),
-        "rounds": rounds,
-        "methods": list(methods),
-        "data": {"dataset": dataset, "clients": clients, "partition": "dirichlet"},
-        "model": {"name": "mlp"},
-        **(settings or {}),
-    }
-    experiment = from_dict(content)
-    cohort = experiment.cohort_size(clients)
-    path.mkdir(parents=True)
-    (path / "experiment.toml").write_text(tomli_w.dumps(experiment.document()))
+    counts = rng.multinomial(50, np.full(len(classes), 1 / len(classes)), size=clients)
+    counts[0, 0] = 0
+    people = Clients(
+        n_train=n_train,
+        n_test=np.maximum(1, n_train // 3),
+        names=list(labels) if labels else [str(i) for i in range(clients)],
+        domains=[domains[i % len(domains)] for i in range(clients)] if domains else None,
+        counts=counts,
+        class_names=list(classes),
+    )
+    experiment = from_dict(
+        {
+            "name": path.name,
+            "seeds": list(seeds),
+            "rounds": rounds,
+            "methods": list(methods),
+            "data": {"dataset": dataset, "clients": clients, "partition": "dirichlet"},
+            "model": {"name": "mlp"},
+            **(settings or {}),
+        }
+    )
+    base = rng.uniform(0.55, 0.85, clients)
+    runs: dict[str, dict[int, SeedRun]] = {}
+    for name in methods_of(experiment):
+        level = (LEVELS | (levels or {})).get(name, 0.05)
+        taste = np.random.default_rng(1 + len(name)).normal(0, 0.03, clients) if level else 0
+        for seed in seeds:
+            noise = np.random.default_rng([seed, len(name)]).normal(0, 0.01, clients)
+            final = np.clip(base + level + taste + noise, 0, 1)
+            cohort = experiment.cohort_size(clients)
+            records = _records(final, rounds, cohort, RATIOS.get(name, 1.0), dropped)
+            if flower and name != "local":  # which is trained alongside, with no messages
+                _sites(records)
+            runs.setdefault(name, {})[seed] = SeedRun(
+                method=name,
+                seed=seed,
+                history=history_of(records),
+                scores={"best": final + 0.01, "final": final, "mean": final},
+                matrix=_alpha(n_train, cohort, seed) if name.startswith("pgfed") else None,
+            )
     environment = {
         "python": "3.11.7",
         "packages": {"pgfed": "0.1.0", "torch": "2.13.0"},
@@ -67,29 +99,43 @@ def make_folder(
         "command": "pgfed run",
         "data": {"name": dataset, "fingerprint": fingerprint, "samples": int(n_train.sum())},
     }
-    (path / "environment.json").write_text(json.dumps(environment))
-    counts = rng.multinomial(50, np.full(len(classes), 1 / len(classes)), size=clients)
-    counts[0, 0] = 0
-    rows = [{"client": i, "counts": counts[i].tolist()} for i in range(clients)]
-    (path / "data.json").write_text(json.dumps({"clients": rows, "class_names": list(classes)}))
-
-    base = rng.uniform(0.55, 0.85, clients)
-    for method in methods:
-        name = method.partition(":")[2].lower() if ":" in method else method
-        level = (LEVELS | (levels or {})).get(name, 0.05)
-        taste = np.random.default_rng(1 + len(name)).normal(0, 0.03, clients) if level else 0
-        for seed in seeds:
-            noise = np.random.default_rng([seed, len(name)]).normal(0, 0.01, clients)
-            final = np.clip(base + level + taste + noise, 0, 1)
-            at = path / name / f"seed-{seed}"
-            at.mkdir(parents=True)
-            _history(at, final, rounds, cohort, RATIOS.get(name, 1.0), dropped)
-            if flower and name != "local":  # which is trained alongside, with no messages
-                _sites(at)
-            _clients(at, final, n_train, n_test, domains, labels)
-            if name.startswith("pgfed"):
-                _alpha(at, n_train, cohort, seed)
+    infos = {f: _info(experiment.base(m)) for f, m in zip(runs, experiment.methods, strict=True)}
+    text = tomli_w.dumps(experiment.document())
+    write(RunData(path, experiment, environment, people, infos, runs, text=text))
     return path
+
+
+def write(data: RunData) -> None:
+    """All files of a run but its models."""
+    people = data.clients
+    assert people.counts is not None
+    rows = [
+        {"client": i, "counts": people.counts[i].tolist(), "label": people.names[i]}
+        for i in range(len(people))
+    ]
+    data.path.mkdir(parents=True)
+    write_beginning(data, json.dumps({"clients": rows, "class_names": people.class_names}))
+    for run in each_run(data):
+        folder = seed_folder(data.path, run.method, run.seed)
+        folder.mkdir(parents=True)
+        write_history(folder / "history.jsonl", run.history.records, people.names)
+        write_end(data, run)
+    write_summary(data)
+
+
+def edit_clients(path: Path, change: Callable[[int, dict[str, str]], object]) -> None:
+    """Change the rows of a clients.csv, by the columns' names."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for i, row in enumerate(rows):
+        change(i, row)
+    path.write_text(csv_text(rows))
+
+
+def _info(base: str) -> MethodInfo:
+    if ":" in base:
+        return MethodInfo(base, new_client_start="its global model")
+    return method_info(base, algorithms.get(base), algorithms.summary(base))
 
 
 @contextmanager
@@ -107,15 +153,14 @@ def at_work(path: Path) -> Iterator[None]:
             process.kill()
 
 
-def _history(
-    at: Path,
+def _records(
     final: np.ndarray,
     rounds: int,
     cohort: int,
     ratio: float,
     dropped: Sequence[dict[str, Any]],
-) -> None:
-    lines = []
+) -> list[Record]:
+    records = []
     for t in range(1, rounds + 1):
         grown = 1 - np.exp(-4 * t / rounds)
         record = {
@@ -131,17 +176,16 @@ def _history(
             "train_seconds": 0.25,
             "seconds": 0.5,
         }
-        lines.append(json.dumps(record) + "\n")
-    (at / "history.jsonl").write_text("".join(lines))
+        records.append(record)
+    return records
 
 
-def _sites(at: Path) -> None:
+def _sites(records: list[Record]) -> None:
     """As the server of a federation over Flower adds to the history."""
-    records = [json.loads(line) for line in (at / "history.jsonl").read_text().splitlines()]
     for record in records:
         missed = {drop["client"] for drop in record["dropped"]}
         record["sites"] = {
-            str(i): {"bytes_down": 1_000}
+            i: {"bytes_down": 1_000}
             if i in missed
             else {
                 "seconds": 2.0 + i + (record["round"] == 1),
@@ -153,34 +197,14 @@ def _sites(at: Path) -> None:
             }
             for i in record["cohort"]
         }
-    records[-1]["sites"].setdefault("0", {})["not_scored"] = "the site went away"
-    (at / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    records[-1]["sites"].setdefault(0, {})["not_scored"] = "the site went away"
 
 
-def _clients(
-    at: Path,
-    final: np.ndarray,
-    n_train: np.ndarray,
-    n_test: np.ndarray,
-    domains: Sequence[str] | None,
-    labels: Sequence[str] | None,
-) -> None:
-    with (at / "clients.csv").open("w", newline="") as file:
-        names = "client,domain,n_train,n_test,best,final,gain_over_local,last10,rounds,label"
-        writer = csv.writer(file)
-        writer.writerow(names.split(","))
-        for i, accuracy in enumerate(final):
-            domain = domains[i % len(domains)] if domains else ""
-            label = labels[i] if labels else ""
-            row = [i, domain, n_train[i], n_test[i], accuracy + 0.01, accuracy, "", accuracy]
-            writer.writerow([*row, 5, label])
-
-
-def _alpha(at: Path, n_train: np.ndarray, cohort: int, seed: int) -> None:
+def _alpha(n_train: np.ndarray, cohort: int, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     n = len(n_train)
     meetings = rng.poisson(1.0, (n, n))
     steps = n_train // 10
     change = -0.001 * meetings * steps[:, None] + 0.0003 * n_train * (meetings > 0)
     alpha = np.maximum(0, 1 / cohort + change).astype(np.float32)
-    np.savez_compressed(at / "alpha.npz", alpha=alpha, start=1 / cohort, meetings=meetings)
+    return {"alpha": alpha, "start": 1 / cohort, "meetings": meetings}

@@ -63,14 +63,14 @@ def test_attackers_are_named_and_means_are_over_the_others(folders: dict[str, Pa
     summaries = json.loads((folders["attacked"] / "summary.json").read_text())
     for summary in summaries:
         found = ATTACKERS[summary["seed"]]
-        assert summary["attackers"] == sorted(found)
+        assert summary["attackers"] == [str(i) for i in sorted(found)]
         rows = rows_of(folders["attacked"], summary["method"], summary["seed"])
         assert {i for i, row in enumerate(rows) if row["attacker"] == "yes"} == found
         assert {row["attacker"] for row in rows} == {"yes", "no"}
         honest = [row for i, row in enumerate(rows) if i not in found]
-        mean = np.mean([float(row["last10"]) for row in honest])
+        mean = np.mean([float(row["mean"]) for row in honest])
         assert summary["mean_score"] == pytest.approx(mean)
-        gains = np.array([float(row["gain_over_local"]) for row in honest])
+        gains = np.array([float(row["gain"]) for row in honest])
         assert summary["gain_mean"] == pytest.approx(gains.mean())
         assert summary["clients_harmed"] == (gains < 0).sum()
 
@@ -86,7 +86,8 @@ def test_without_an_attack_nothing_is_said_of_attackers(folders: dict[str, Path]
 def test_who_is_left_out_by_krum_is_on_record(folders: dict[str, Path]) -> None:
     def left_out(run: str) -> list[list[int]]:
         path = folders[run] / "fedavg" / "seed-0" / "history.jsonl"
-        return [json.loads(line)["left_out"] for line in path.read_text().splitlines()]
+        lines = path.read_text().splitlines()
+        return [[int(name) for name in json.loads(line)["left_out"]] for line in lines]
 
     assert left_out("attacked") == [[]] * 4
     for clients in left_out("defended"):
@@ -97,13 +98,12 @@ def test_who_is_left_out_by_krum_is_on_record(folders: dict[str, Path]) -> None:
 def test_a_finished_run_remembers_its_attackers(folders: dict[str, Path]) -> None:
     from pgfed.config.experiment import of_run
     from pgfed.engine.runs import prepare
-    from pgfed.results.writer import RunFolder
+    from pgfed.results.writer import RunWriter
 
     setup = prepare(of_run(folders["attacked"]), Path())
-    with RunFolder(folders["attacked"], setup, resume=True) as kept:
-        outcome = kept.finished("fedavg", 1)
-    assert outcome is not None
-    assert outcome.attackers == ATTACKERS[1]
+    with RunWriter(folders["attacked"], setup, resume=True) as kept:
+        assert kept.finished("fedavg", 1) is not None
+    assert kept.runs["fedavg", 1].attackers == ATTACKERS[1]
 
 
 def test_the_table(attacked: Group, folders: dict[str, Path]) -> None:
@@ -116,8 +116,8 @@ def test_the_table(attacked: Group, folders: dict[str, Path]) -> None:
         means, against = [], []
         for seed, attackers in ATTACKERS.items():
             honest = [i for i in range(8) if i not in attackers]
-            own = np.array([float(r["last10"]) for r in rows_of(folders[run], "fedavg", seed)])
-            other = np.array([float(r["last10"]) for r in rows_of(folders["calm"], "fedavg", seed)])
+            own = np.array([float(r["mean"]) for r in rows_of(folders[run], "fedavg", seed)])
+            other = np.array([float(r["mean"]) for r in rows_of(folders["calm"], "fedavg", seed)])
             means.append(own[honest].mean())
             against.append((own - other)[honest].mean())
         assert row["honest"].value == pytest.approx(np.mean(means))

@@ -25,14 +25,15 @@ from pgfed.engine.runs import prepare
 from pgfed.errors import UserError
 from pgfed.methods.registry import METHODS, get
 from pgfed.model.networks import MLP
-from pgfed.results.writer import RunFolder
+from pgfed.results.writer import RunWriter
 
 ROUNDS = 12
 CLIENTS = 14
 METHODS_RUN = ["fedavg", "local", "pgfed", "fedavg-local"]
 SUMMARY = [
-    *("method", "seed", "rounds", "best_score", "best_round", "final_score"),
-    *("mean_score", "rounds_to_70", "gain_mean", "gain_std", "clients_harmed"),
+    *("method", "seed", "rounds", "metric", "best_score", "best_round", "final_score"),
+    *("mean_score", "window", "rounds_to_target", "target", "baseline"),
+    *("gain_mean", "gain_std", "clients_gained", "clients_harmed"),
     *("bytes_down", "bytes_up", "samples_per_second", "seconds"),
 ]
 
@@ -68,11 +69,11 @@ def history(path: Path) -> list[dict[str, object]]:
 
 def test_the_files(run: tuple[Path, Result]) -> None:
     folder, _ = run
-    expected = {"experiment.toml", "environment.json", "data.json", "summary.json"}
+    expected = {"experiment.toml", "environment.json", "data.json", "methods.json", "summary.json"}
     for method in METHODS_RUN:
         for seed in (7, 2):
             place = f"{method}/seed-{seed}"
-            expected |= {f"{place}/history.jsonl", f"{place}/clients.csv"}
+            expected |= {f"{place}/history.jsonl", f"{place}/clients.csv", f"{place}/evidence.npz"}
             expected |= {f"{place}/models/manifest.json", f"{place}/models/global.safetensors"}
             if method == "pgfed":
                 expected.add(f"{place}/alpha.npz")
@@ -98,12 +99,12 @@ def test_summary(run: tuple[Path, Result]) -> None:
         assert row["final_score"] == accuracy[-1]
         assert row["mean_score"] == pytest.approx(np.mean(accuracy[-10:]))
         reached = [k for k, a in enumerate(accuracy, start=1) if a >= 0.7]
-        assert row["rounds_to_70"] == (reached[0] if reached else None)
+        assert row["rounds_to_target"] == (reached[0] if reached else None)
         assert row["bytes_down"] == sum(r["bytes_down"] for r in records)
         assert row["bytes_up"] == sum(r["bytes_up"] for r in records)
         images, seconds = (sum(r[key] for r in records) for key in ("samples", "train_seconds"))
         assert row["samples_per_second"] == pytest.approx(images / seconds)
-    assert {r["rounds_to_70"] for r in summary} - {None}, "the task is too hard to test this"
+    assert {r["rounds_to_target"] for r in summary} - {None}, "the task is too hard to test this"
 
 
 def test_history(run: tuple[Path, Result]) -> None:
@@ -122,24 +123,25 @@ def test_clients(run: tuple[Path, Result]) -> None:
     local = rows(folder / "local/seed-7/clients.csv")
     for method in METHODS_RUN:
         found = rows(folder / method / "seed-7/clients.csv")
-        leading = ["client", "domain", "n_train", "n_test", "best", "final", "gain_over_local"]
+        leading = ["client", "domain", "n_train", "n_test", "best", "final", "gain"]
         assert list(found[0])[:7] == leading
         assert [int(row["client"]) for row in found] == list(range(CLIENTS))
         summary = next(r for r in result.summary if (r["method"], r["seed"]) == (method, 7))
         for column, key in (("best", "best_score"), ("final", "final_score")):
             mean = np.mean([float(row[column]) for row in found])
             assert mean == pytest.approx(summary[key])
-        gains = np.array([float(row["gain_over_local"]) for row in found])
-        alone = np.array([float(row["last10"]) for row in local])
-        mine = np.array([float(row["last10"]) for row in found])
+        gains = np.array([float(row["gain"]) for row in found])
+        alone = np.array([float(row["mean"]) for row in local])
+        mine = np.array([float(row["mean"]) for row in found])
         assert gains == pytest.approx(mine - alone)
         assert summary["gain_mean"] == pytest.approx(gains.mean())
         assert summary["gain_std"] == pytest.approx(gains.std(ddof=1))
+        assert summary["clients_gained"] == (gains > 0).sum()
         assert summary["clients_harmed"] == (gains < 0).sum()
         took_part = [r["cohort"] for r in history(folder / method / "seed-7")]
         for row in found:
-            assert int(row["rounds"]) == sum(int(row["client"]) in c for c in took_part)
-    assert {row["gain_over_local"] for row in local} == {"0.0"}
+            assert int(row["rounds"]) == sum(row["client"] in c for c in took_part)
+    assert {row["gain"] for row in local} == {"0.0"}
 
 
 def test_without_local_there_are_no_gains(tmp_path: Path) -> None:
@@ -155,7 +157,7 @@ def test_without_local_there_are_no_gains(tmp_path: Path) -> None:
     )
     row = result.summary[0]
     assert (row["gain_mean"], row["gain_std"], row["clients_harmed"]) == (None, None, None)
-    assert rows(tmp_path / "run/fedavg/seed-0/clients.csv")[0]["gain_over_local"] == ""
+    assert rows(tmp_path / "run/fedavg/seed-0/clients.csv")[0]["gain"] == ""
 
 
 def test_alpha(run: tuple[Path, Result]) -> None:
@@ -172,7 +174,7 @@ def test_manifest_and_models(run: tuple[Path, Result]) -> None:
     folder, result = run
     models = folder / "pgfed/seed-7/models"
     manifest = json.loads((models / "manifest.json").read_text())
-    assert manifest["format"] == 1
+    assert (manifest["format"], manifest["metric"]) == (2, "accuracy")
     assert (manifest["method"], manifest["seed"], manifest["round"]) == ("pgfed", 7, ROUNDS)
     assert manifest["hyperparameters"]["mu"] == 0.1
     assert manifest["hyperparameters"]["train"]["lr"] == 0.02
@@ -197,7 +199,7 @@ def test_clients_that_never_took_part_share_one_file(run: tuple[Path, Result]) -
         models = folder / f"pgfed/seed-{seed}/models"
         manifest = json.loads((models / "manifest.json").read_text())
         for client in manifest["clients"]:
-            own = client["file"] == f"client-{client['client']:04}.safetensors"
+            own = client["file"] == f"client-{client['id']:04}.safetensors"
             assert own == (client["rounds"] > 0)
             shared += not own
     assert shared, "every client took part: choose other seeds"
@@ -286,10 +288,10 @@ def test_a_disk_that_is_full_at_the_end_is_one_line_too(tmp_path: Path) -> None:
     setup = prepare(from_dict({"data": {"clients": 3}}), tmp_path)
     with (
         pytest.raises(UserError, match="No space left"),
-        RunFolder(tmp_path / "run", setup) as folder,
+        RunWriter(tmp_path / "run", setup) as folder,
     ):
         folder._open.enter_context(open("/dev/full", "w")).write("buffered")  # noqa: SIM115
-    with RunFolder(tmp_path / "run", setup, resume=True):  # the lock is free again
+    with RunWriter(tmp_path / "run", setup, resume=True):  # the lock is free again
         pass
 
 
@@ -298,9 +300,9 @@ def test_interrupted_while_it_is_made_the_folder_is_complete_in_the_end(
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     setup = prepare(from_dict({"data": {"clients": 3}}), tmp_path)
-    with RunFolder(whole, setup):
+    with RunWriter(whole, setup):
         pass
-    for after in range(3):
+    for after in range(4):
         done = 0
 
         def interrupted(path: Path, data: bytes | str, after: int = after) -> None:
@@ -312,9 +314,9 @@ def test_interrupted_while_it_is_made_the_folder_is_complete_in_the_end(
 
         with monkeypatch.context() as patched:
             patched.setattr("pgfed.results.writer.write_atomic", interrupted)
-            with pytest.raises(KeyboardInterrupt), RunFolder(cut, setup, resume=after > 0):
+            with pytest.raises(KeyboardInterrupt), RunWriter(cut, setup, resume=after > 0):
                 pass
-        with RunFolder(cut, setup, resume=True):
+        with RunWriter(cut, setup, resume=True):
             pass
         assert sorted(p.name for p in cut.iterdir()) == sorted(p.name for p in whole.iterdir())
         shutil.rmtree(cut)

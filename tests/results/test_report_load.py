@@ -28,7 +28,7 @@ def test_everything_is_read(small: Path) -> None:
     run = found.runs["pgfed"][1]
     assert run.history.rounds == [1, 2, 3, 4]
     assert run.history.sent == [500_000, 1_000_000, 1_500_000, 2_000_000]
-    assert run.history.images == 2000
+    assert run.history.samples == 2000
     assert run.alpha is not None
     assert run.alpha.clients == 5
     assert run.history.clients is not None
@@ -63,7 +63,7 @@ def test_a_real_run_is_read_and_agrees_with_its_summary(tmp_path: Path) -> None:
                 history.clients[-1], method.scores("final")[index], atol=1e-4
             )
             assert history.sent[-1] == expected["bytes_down"] + expected["bytes_up"]
-            assert history.images / history.train_seconds == pytest.approx(
+            assert history.samples / history.train_seconds == pytest.approx(
                 expected["samples_per_second"]
             )
         gain = group.gain(method)
@@ -131,7 +131,7 @@ DAMAGES = {
     "history with a wrong type": _damage(HISTORY, _replace('"samples": 500', '"samples": "x"')),
     "history with odd sites": _damage(HISTORY, _replace('"samples"', '"sites": [3], "samples"')),
     "history empty": _damage(HISTORY, lambda p: p.write_text("")),
-    "clients without a column": _damage(CLIENTS, _replace("last10", "last9")),
+    "clients without a column": _damage(CLIENTS, _replace("mean", "meant")),
     "clients cut short": _damage(CLIENTS, lambda p: p.write_text(p.read_text()[:-30])),
     "clients fewer than elsewhere": _damage(
         CLIENTS, lambda p: p.write_text("\n".join(p.read_text().splitlines()[:-1]) + "\n")

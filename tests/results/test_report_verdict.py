@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import csv
+import shutil
 from pathlib import Path
 
 import pytest
 
 from pgfed.report.rendering import read
-from pgfed.results.differences import meaning, probability, signed
+from pgfed.results.formats import meaning, probability, signed
 from pgfed.results.statistics import Comparison
 from pgfed.results.verdict import Verdict, judge
-from report.folders import make_folder
+from report.folders import edit_clients, make_folder
+
+NOTHING = {"n_test": "0", "best": "", "final": "", "mean": ""}  # of a client without test data
 
 
 def verdict(folder: Path) -> Verdict:
@@ -56,12 +58,12 @@ def test_a_high_mean_that_is_not_sure_does_not_hide_a_sure_gain(tmp_path: Path) 
     folder = make_folder(tmp_path / "a", methods=methods, levels={"fedper": 0.05})
     for seed in (0, 1):
         path = folder / "fedavg" / f"seed-{seed}" / "clients.csv"
-        local = folder / "local" / f"seed-{seed}" / "clients.csv"
-        rows = list(csv.reader(local.read_text().splitlines()))
-        for i, row in enumerate(rows[1:]):
-            row[7] = str(float(row[7]) + (-0.4 if i % 3 == 0 else 0.35))
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows(rows)
+        shutil.copy(folder / "local" / f"seed-{seed}" / "clients.csv", path)
+
+        def shift(i: int, row: dict[str, str]) -> None:
+            row["mean"] = str(float(row["mean"]) + (-0.4 if i % 3 == 0 else 0.35))
+
+        edit_clients(path, shift)
     found = verdict(folder)
     assert found.headline.startswith("Federating helped")
     assert found.sentences[0].startswith("With fedper")
@@ -87,11 +89,12 @@ def test_local_alone(tmp_path: Path) -> None:
 def test_who_lost_most_is_named(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "a", methods=["local", "fedper"], labels=list("abcdefghijkl"))
     for seed in (0, 1):
-        path = folder / "fedper" / f"seed-{seed}" / "clients.csv"
-        rows = list(csv.reader(path.read_text().splitlines()))
-        rows[3][7] = "0.01"  # client c
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows(rows)
+
+        def ruin(i: int, row: dict[str, str]) -> None:
+            if row["client"] == "c":
+                row["mean"] = "0.01"
+
+        edit_clients(folder / "fedper" / f"seed-{seed}" / "clients.csv", ruin)
     assert "Client c lost most, −" in said(verdict(folder))
 
 
@@ -104,11 +107,7 @@ def test_caveats(tmp_path: Path) -> None:
     )
     (folder / "fedavg" / "seed-0" / "clients.csv").unlink()
     for path in folder.rglob("clients.csv"):
-        text = path.read_text().splitlines()
-        cells = text[1].split(",")
-        cells[3] = "0"
-        cells[4] = cells[5] = cells[7] = ""
-        path.write_text("\n".join([text[0], ",".join(cells), *text[2:]]) + "\n")
+        edit_clients(path, lambda i, row: i or row.update(NOTHING))
     caveats = verdict(folder).caveats
     assert "One seed: intervals speak about other clients, not about other seeds." in caveats
     assert "Only 6 clients: take the intervals as rough." in caveats
@@ -120,11 +119,7 @@ def test_caveats(tmp_path: Path) -> None:
 def test_nobody_has_test_data(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "a", clients=3, seeds=[0])
     for path in folder.rglob("clients.csv"):
-        head, *rows = path.read_text().splitlines()
-        cells = [row.split(",") for row in rows]
-        for row in cells:
-            row[4] = row[5] = row[7] = ""
-        path.write_text("\n".join([head, *(",".join(row) for row in cells)]) + "\n")
+        edit_clients(path, lambda i, row: row.update(NOTHING))
     assert "No client has test data" in verdict(folder).headline
 
 

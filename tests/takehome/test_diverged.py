@@ -85,7 +85,7 @@ def test_evaluate_where_only_global_models_are_left(run: Path, pgfed: Command) -
         spoil(run / method / "seed-0/models", "client-0001.safetensors", float("nan"))
     done = pgfed("evaluate", run, "--client", 1)
     assert done.code == 0
-    assert done.out.startswith("client 1 (1), seed 0: ")
+    assert done.out.startswith("client 1, seed 0: ")
     assert len(done.err.splitlines()) == 3
     done = pgfed("evaluate", run, "--client", 1, "--method", "local")
     assert done.code == 2

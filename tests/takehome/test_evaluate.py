@@ -87,7 +87,7 @@ def test_one_method_class_by_class(grey: Grey, pgfed: Command) -> None:
     done = pgfed("evaluate", grey[0], "--client", 2, "--method", "pgfed")
     assert done.code == 0
     lines = [line.split() for line in done.out.splitlines()]
-    assert lines[0][:2] == ["client", "2"]
+    assert lines[0][:2] == ["client", "2,"]
     assert "pgfed: true class (rows) by predicted class" in done.out
     assert "pgfed, global: true class" in done.out
     assert "local: true class" in done.out

@@ -14,11 +14,11 @@ import torch
 import pgfed as package
 from cli.cli_tools import blobs
 from pgfed.api import run_setup
-from pgfed.cli.terminal.progress import progress_for
 from pgfed.config.experiment import from_dict
 from pgfed.engine.rounds import Run
 from pgfed.engine.runs import prepare
 from pgfed.errors import UserError
+from pgfed.results.progress import progress_for
 
 ROUNDS = 7
 
@@ -50,7 +50,7 @@ def test_best_is_the_best_on_validation_data(method: str, tmp_path: Path) -> Non
     assert (kept["kept"], kept["round"]) == ("best", 1 + int(np.argmax(validation)))
     assert kept["round"] < ROUNDS, "the last round is the best: choose other data"
     assert {path.name for path in seed.iterdir()} - {"alpha.npz"} == {
-        *("clients.csv", "history.jsonl", "models")
+        *("clients.csv", "evidence.npz", "history.jsonl", "models")
     }
     # They are, to the bit, the models of a run that ends with that round.
     package.run(arrays(), methods=[method], out=tmp_path / "short", **options(rounds=kept["round"]))
@@ -58,10 +58,10 @@ def test_best_is_the_best_on_validation_data(method: str, tmp_path: Path) -> Non
     assert short["kept"] == "last"
     assert short["global"] == kept["global"]
     for ours, theirs in zip(kept["clients"], short["clients"], strict=True):
-        for key in ("sha256", "accuracy", "loss", "n_train"):
+        for key in ("sha256", "score", "loss", "n_train"):
             assert ours[key] == theirs[key], key
-        assert ours["accuracy"] == theirs["final"]
-    assert any(c["accuracy"] != c["final"] for c in kept["clients"])
+        assert ours["score"] == theirs["final"]
+    assert any(c["score"] != c["final"] for c in kept["clients"])
     # Without a folder the same models are kept in memory.
     memory = package.run(arrays(), methods=[method], keep="best", **options())
     for client in range(5):

@@ -17,7 +17,7 @@ import pgfed as package
 from cli.cli_tools import blobs
 from pgfed.api import Result
 from pgfed.errors import UserError
-from pgfed.results.finished import RunFolder
+from pgfed.results.models import kept_models
 
 Grey = tuple[Path, Result]
 
@@ -37,7 +37,7 @@ def test_by_file(grey: Grey) -> None:
     x, _ = result.federation.test(1).batch(slice(None))
     with torch.no_grad():
         assert torch.equal(module(x), result.model(1, "pgfed")(x))
-    expected = {"role": "client", "client": 1, "method": "pgfed", "round": 5, "seed": 0}
+    expected = {"role": "client", "client": "1", "id": 1, "method": "pgfed", "round": 5, "seed": 0}
     expected |= {"model": "mlp", "input_shape": [1, 28, 28], "classes": ["up", "down", "no"]}
     assert {key: entry[key] for key in expected} == expected
     assert entry["normalisation"] == {"input": "uint8", "divide": 127.5, "subtract": 1.0}
@@ -45,15 +45,15 @@ def test_by_file(grey: Grey) -> None:
     assert entry["data_fingerprint"] == result.federation.fingerprint
     row = result.clients("pgfed").iloc[1]
     assert entry["n_train"] == row["n_train"]
-    assert entry["accuracy"] == row["final"]
-    assert entry["gain_over_local"] == row["gain_over_local"]
+    assert entry["score"] == row["final"]
+    assert entry["gain"] == row["gain"]
     assert "clients" not in entry
 
 
 def test_by_run_folder(grey: Grey) -> None:
     folder, result = grey
     module, entry = package.load(str(folder), 3, method="fedavg", seed=0)
-    assert (entry["client"], entry["method"]) == (3, "fedavg")
+    assert (entry["id"], entry["method"]) == (3, "fedavg")
     for name, value in result.model(3, "fedavg").state_dict().items():
         assert torch.equal(module.state_dict()[name], value)
 
@@ -142,14 +142,17 @@ def drop(key: str) -> Callable[[dict[str, Any]], None]:
 
 
 MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "a later format": (change(format=2), r"format 2; .* reads 1"),
+    "a later format": (change(format=3), r"format 3; .* reads 1 and 2"),
     "no format": (drop("format"), "format None"),
     "no classes": (drop("classes"), "classes"),
     "a shape of zero": (change(input_shape=[1, 0, 28]), "input_shape"),
     "an unknown model": (change(model="resnet"), "unknown 'resnet'"),
     "a model that is not there": (change(model="nowhere:make"), "cannot import 'nowhere'"),
     "not the client": (change(clients=[]), "knows no such file"),
-    "a path": (change(clients=[{"client": 0, "file": "../x.safetensors"}]), "clients.0.file"),
+    "a path": (
+        change(clients=[{"client": "0", "id": 0, "file": "../x.safetensors"}]),
+        "clients.0.file",
+    ),
 }
 
 
@@ -181,6 +184,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown method": ({"client": 1, "method": "pgfd"}, "did you mean 'pgfed'"),
     "an unknown seed": ({"client": 1, "method": "pgfed", "seed": 9}, "seed: found 9; allowed: 0"),
     "an unknown client": ({"client": 4, "method": "pgfed"}, "client: found 4; allowed: 0 to 3"),
+    "an unknown name": ({"client": "east", "method": "pgfed"}, "client: unknown 'east'"),
 }
 
 
@@ -223,7 +227,7 @@ def test_models_that_stay_at_their_sites(grey: Grey, tmp_path: Path) -> None:
         package.load(tmp_path / "run", 1, method="pgfed")
     package.load(tmp_path / "run", 2, method="pgfed")
     with pytest.raises(UserError, match="holds no global model"):
-        RunFolder.open(tmp_path / "run").shared("pgfed", 0)
+        kept_models(tmp_path / "run", "pgfed", 0).shared_model()
     with pytest.raises(UserError, match="knows no such file"):
         package.load(tmp_path / "run/pgfed/seed-0/models/global.safetensors")
 

@@ -81,7 +81,7 @@ def test_all_methods_beside_training_alone(
         site = divided(new)
         assert accuracy(module, site.test(0)) == pytest.approx(best["test_accuracy"])
         assert accuracy(module, site.validation(0)) == pytest.approx(best["validation_accuracy"])
-        assert entry["accuracy"] == best["test_accuracy"]
+        assert entry["score"] == best["test_accuracy"]
         assert entry["data_fingerprint"] == site.fingerprint
     alone, _, mine = found["methods"]
     assert mine["curve"][0]["test_accuracy"] > alone["curve"][0]["test_accuracy"]

@@ -63,7 +63,7 @@ def test_the_documented_walk(pgfed: Command, tmp_path: Path) -> None:
     with contextlib.redirect_stdout(shown):
         exec(python, {})
     model, about = package.load("run/pgfed/seed-0/models/client-0002.safetensors")
-    assert shown.getvalue() == f"{about['accuracy']} {about['classes']}\n"
+    assert shown.getvalue() == f"{about['score']} {about['classes']}\n"
     assert about["kept"] == "best"
     assert about["domain"] == "clinic"
 
@@ -87,8 +87,8 @@ def test_the_documented_walk(pgfed: Command, tmp_path: Path) -> None:
     alone, joined = (
         package.load(f"home/{method}/model.safetensors")[1] for method in ("local", "pgfed")
     )
-    assert joined["accuracy"] > alone["accuracy"]
-    assert joined["gain_over_local"] == pytest.approx(joined["accuracy"] - alone["accuracy"])
+    assert joined["score"] > alone["score"]
+    assert joined["gain"] == pytest.approx(joined["score"] - alone["score"])
     assert len(rows(tmp_path / "new.csv")) == sum(1 for _ in tmp_path.glob("new-site/*/*.png"))
 
 

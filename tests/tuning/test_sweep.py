@@ -169,7 +169,7 @@ def test_the_score_is_the_mean_of_the_last_ten_rounds(tmp_path: Path) -> None:
         methods=["fedavg"], rounds=14, clients=4, min_samples=20, validation_share=0.1, epochs=1,
         lr=0.01, backend="serial",
     )  # fmt: skip
-    history = run.outcomes[0].history
+    history = run.runs[0].history.records
     last = [record["mean_validation_score"] for record in history[-10:]]
     assert tried.validation_accuracy == pytest.approx(np.mean(last), abs=1e-12)
     assert tried.validation_accuracy != pytest.approx(history[-1]["mean_validation_score"])

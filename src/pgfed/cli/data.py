@@ -34,7 +34,7 @@ def fetch(
     data_root: DataRoot = None,
 ) -> None:
     """Download a data set, checked by its checksum, to the data root."""
-    from pgfed.cli.terminal.progress import Download
+    from pgfed.cli.terminal.download import Download
     from pgfed.config.experiment import data_root as default_root
     from pgfed.data import fetch as fetching
 

@@ -231,9 +231,9 @@ def _start(
         return read(from_run, root, methods)
     loaded = adapt(experiments.load(file, settings or [], smoke=smoke))
 
-    from pgfed.cli.terminal.progress import progress_for
     from pgfed.paper.start import read, train
-    from pgfed.results.writer import choose, interrupted
+    from pgfed.results.layout import choose, interrupted
+    from pgfed.results.progress import progress_for
 
     folder = choose(out, loaded.name)
     runs = len(loaded.methods) * len(loaded.seeds)

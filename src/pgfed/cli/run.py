@@ -62,7 +62,8 @@ def run(
     root = experiments.data_root(data_root)
 
     from pgfed.engine.runs import prepare
-    from pgfed.results import writer as output
+    from pgfed.results import layout
+    from pgfed.results.writer import check_same
 
     if dry:
         from pgfed.cli.terminal import experiment as screens
@@ -74,11 +75,11 @@ def run(
         return
     if go_on and out is None:
         raise UserError("--resume: say which run with --out DIR (or use `pgfed resume DIR`)")
-    going_on = go_on and out is not None and output.is_run(out)
-    folder = out if going_on and out is not None else output.choose(out, loaded.name)
+    going_on = go_on and out is not None and layout.is_run(out)
+    folder = out if going_on and out is not None else layout.choose(out, loaded.name)
     setup = prepare(loaded, root)
     if going_on:
-        output.check_same(setup.experiment, folder)
+        check_same(setup.experiment, folder)
     _execute(setup, folder, resume=going_on, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
 
 
@@ -102,9 +103,9 @@ def _execute(
 ) -> None:
     from pgfed.api import run_setup
     from pgfed.cli.terminal import experiment as screens
-    from pgfed.cli.terminal.progress import progress_for
     from pgfed.report import rendering as reports
-    from pgfed.results import writer as output
+    from pgfed.results import layout
+    from pgfed.results.progress import progress_for
 
     experiment = setup.experiment
     runs = len(setup.methods) * len(experiment.seeds)
@@ -113,9 +114,9 @@ def _execute(
         with progress:
             result = run_setup(setup, folder, progress, resume=resume, tensorboard=tensorboard)
     except KeyboardInterrupt:
-        raise output.interrupted(progress.where(), folder) from None
+        raise layout.interrupted(progress.where(), folder) from None
     page = reports.write_page(folder) if reports.possible() else None
     if as_json:
         print(json.dumps(result.summary, indent=2))
     elif not quiet:
-        screens.outcomes(result.outcomes, folder, page)
+        screens.outcomes(result.data, page)

@@ -54,11 +54,11 @@ def evaluate(
     """Score a client's model beside the Local and the global one."""
     from pgfed.cli.terminal import takehome as screens
     from pgfed.config.experiment import data_root as default_root
-    from pgfed.results.finished import RunFolder
+    from pgfed.results.reader import load
     from pgfed.takehome.evaluate import evaluate as evaluated
 
     found = evaluated(
-        RunFolder.open(run),
+        load(run),
         client,
         method=method,
         seed=seed,
@@ -96,7 +96,7 @@ def predict(
     from pgfed.engine.durable import write_atomic
     from pgfed.errors import UserError
     from pgfed.results.formats import count
-    from pgfed.results.loading import open_model
+    from pgfed.results.models import open_model
     from pgfed.takehome import predict as predictions
 
     found = predictions.predict(open_model(model), images, resize=resize)
@@ -122,7 +122,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a model for programs that know nothing of pgfed, and check that it is the same."""
-    from pgfed.results.loading import open_model
+    from pgfed.results.models import open_model
     from pgfed.takehome.export import export as exported
 
     done = exported(open_model(model), format.value, out)
@@ -150,11 +150,11 @@ def onboard(
     """Give a site that was not there a model: global models, fine-tuned on its data."""
     from pgfed.cli.terminal import takehome as screens
     from pgfed.config.experiment import data_root as default_root
-    from pgfed.results.finished import RunFolder
-    from pgfed.results.writer import choose
+    from pgfed.results.layout import choose
+    from pgfed.results.reader import load
     from pgfed.takehome import onboard as onboarding
 
-    folder = RunFolder.open(run)
+    folder = load(run)
     place = choose(out or Path("onboarded") / folder.experiment.name, folder.experiment.name)
     found = onboarding.onboard(
         folder,
@@ -186,10 +186,10 @@ def why(
 ) -> None:
     """Show which clients' risks a client's model weighed most."""
     from pgfed.cli.terminal import takehome as screens
-    from pgfed.results.finished import RunFolder
+    from pgfed.results.reader import load
     from pgfed.takehome import influence as reasons
 
-    found = reasons.why(RunFolder.open(run), client, method=method, seed=seed)
+    found = reasons.why(load(run), client, method=method, seed=seed)
     if figure is not None:
         reasons.figure(found, figure)
     if as_json:

@@ -23,6 +23,8 @@ from pgfed.methods import registry as algorithms
 if TYPE_CHECKING:
     from pgfed.methods.contract import Algorithm
 
+FORMAT: Literal[2] = 2  # of experiment files and run folders; those without a number are 0.1's
+LAST = 10  # rounds, the last ones, that are always scored: every table leads with their mean
 MAX_FILE = 1_000_000  # bytes; a file beyond this is not an experiment
 IN_MEMORY = "memory"  # data.dataset of a run on arrays that were passed from Python
 BASE = "base"  # the key of a [method.NAME] that makes NAME a variant of another method
@@ -123,6 +125,7 @@ class Output(Table):
 class Experiment(Table):
     """A whole experiment file."""
 
+    format: Literal[1, 2] = FORMAT  # of the file: 1 has the defaults of 0.1
     name: str = "digits"  # by default named after the data
     seeds: list[Seed] = Field([0], min_length=1)
     rounds: Count = 40
@@ -180,9 +183,12 @@ class Experiment(Table):
         return max(1, int(self.cohort * clients + 1e-9))
 
     def document(self) -> dict[str, Any]:
-        """As nested plain values, for TOML: what has no value is left out."""
+        """As nested plain values, for TOML: what has no value is left out.
+
+        Complete, so that it means the same in any format: always written in the newest.
+        """
         document: dict[str, Any] = _without_none(self.model_dump())
-        return document
+        return {**document, "format": FORMAT}
 
 
 def of_run(folder: Path) -> Experiment:
@@ -206,7 +212,7 @@ def load(path: Path | None, overrides: Sequence[str] = (), *, smoke: bool = Fals
 
     ``smoke`` makes it small before that: the same methods and settings in about ten seconds.
     """
-    content: dict[str, Any] = {} if path is None else _read(path)
+    content: dict[str, Any] = {} if path is None else {"format": 1, **_read(path)}
     if path is not None and "name" not in content:
         content["name"] = _folder_name(path.stem)
     if smoke:

@@ -19,8 +19,13 @@ from pgfed.errors import UserError, unknown
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def read(path: Path, required: Sequence[str], optional: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """The named arrays; a missing, an unknown, a pickled or an oversized one is refused."""
+def read(
+    path: Path, required: Sequence[str], optional: Sequence[str], *, skip: Sequence[str] = ()
+) -> dict[str, NDArray[Any]]:
+    """The named arrays; a missing, an unknown, a pickled or an oversized one is refused.
+
+    Those to ``skip`` are left where they are.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -29,6 +34,7 @@ def read(path: Path, required: Sequence[str], optional: Sequence[str]) -> dict[s
             return {
                 name: _read_member(f"{path}: array {name!r}", archive, info)
                 for name, info in members.items()
+                if name not in skip
             }
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path}: not an npz file, or cut short or damaged ({error})") from None

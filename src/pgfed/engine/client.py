@@ -46,11 +46,12 @@ class ClientSide:
     def call(
         self, stage: str, client: int, round: int, state: State | None, message: Message
     ) -> list[State]:
-        """Do one stage of a client's work: train, score, personal or share."""
+        """Do one stage of a client's work: train, score, personal, evidence or share."""
         work = {
             "train": self.train,
             "score": self.score,
             "personal": self.personal,
+            "evidence": self.evidence,
             "share": self.share,
         }[stage]
         try:
@@ -58,7 +59,8 @@ class ClientSide:
                 state = self.algorithm.init_client(self.w0, self.client(client))
             state = on_device(state, self.task.device)
             message = on_device(message, self.task.device)
-            key = generator(self.seed, f"torch-{stage}", client, round)
+            stream = "personal" if stage == "evidence" else stage  # it is of the kept model
+            key = generator(self.seed, f"torch-{stream}", client, round)
             with torch_stream(key, self.task.device), one_thread():
                 return work(client, round, state, message)
         except UserError:
@@ -104,6 +106,17 @@ class ClientSide:
     def personal(self, client: int, round: int, state: State, public: Message) -> list[State]:
         """[{"w": the personalized model}]."""
         return [{"w": self._personal(client, round, state, public)}]
+
+    def evidence(self, client: int, round: int, state: State, public: Message) -> list[State]:
+        """[what the personalized model gives for each test sample, and whether that is right]."""
+        theta = self._personal(client, round, state, public)
+        data = self.federation.test(client)
+        pairs = self.task.predictions(theta, data)
+        judge = self.task.objective.outcomes
+        none = torch.zeros(0, self.task.outputs)
+        outputs = torch.cat([found for found, _ in pairs] or [none])
+        outcome = torch.cat([judge(found, y) for found, y in pairs] or [none[:, 0]])
+        return [{"outputs": outputs, "outcome": outcome.float()}]
 
     def share(self, client: int, round: int, state: State, message: Message) -> list[State]:
         """[what the client gives for the global model after the last round]."""

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pgfed.config.experiment import LAST
 from pgfed.data.federation import Federation
 from pgfed.engine.attacks import Attack
 from pgfed.engine.backends.base import Backend
@@ -24,7 +25,6 @@ from pgfed.methods.contract import Algorithm, FederationInfo
 from pgfed.methods.randomness import ServerRng, draw_cohort, further_seed
 from pgfed.methods.values import Kind, Message, State, Update
 
-LAST_ROUNDS = 10  # always scored: reports lead with their mean
 CURVES = 1_000  # clients up to which the history keeps everybody's accuracy
 
 
@@ -127,7 +127,7 @@ class Run:
         self.round = t
 
         scores = self._score(dropped) if self._scored(t) else {}
-        if t > self.rounds - LAST_ROUNDS:
+        if t > self.rounds - LAST:
             self.last_scores = np.vstack([self.last_scores, self.score])
         samples = sum(self.algorithm.images(self.federation.trains_on(i)) for i in results)
         return {
@@ -180,7 +180,7 @@ class Run:
         return refusal(declared, self._form, message, update, limit, self._max_update_norm)
 
     def _scored(self, t: int) -> bool:
-        return t % self.evaluate_every == 0 or t > self.rounds - LAST_ROUNDS
+        return t % self.evaluate_every == 0 or t > self.rounds - LAST
 
     def _score(self, dropped: list[dict[str, Any]]) -> dict[str, Any]:
         """Score the clients whose personalized model can have changed.
@@ -286,6 +286,12 @@ class Run:
         wanted = range(self.info.clients) if clients is None else clients
         for i, (result,) in self._map("personal", wanted, public):
             yield i, result["w"]
+
+    def evidence(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """(client, outputs, outcome): of its personalized model, per test sample; any order."""
+        public = self.algorithm.public(self.server)
+        for i, (result,) in self._map("evidence", range(self.info.clients), public):
+            yield i, result["outputs"], result["outcome"]
 
     def personal_model(self, client: int) -> Tensor:
         return dict(self.personal_models([client]))[client]

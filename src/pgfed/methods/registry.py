@@ -18,6 +18,8 @@ class Entry(NamedTuple):
     summary: str  # one line for `pgfed methods`, which does without torch
 
 
+BASELINE = "local"  # what clients reach alone: gains are over it
+
 # The order is the order of tables.
 METHODS = {
     "local": Entry("local:Local", "every client trains alone; nothing travels"),

@@ -11,8 +11,6 @@ length is chosen for each arm by itself, and the whole range is shown.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +25,7 @@ from pgfed.engine.parallel import side_by_side
 from pgfed.errors import UserError
 from pgfed.methods.randomness import generator
 from pgfed.model.task import GRADIENT_BATCH, Task
+from pgfed.results.layout import csv_text
 from pgfed.results.statistics import Comparison, Paired, mean_std
 
 Floats = NDArray[np.float64]
@@ -226,9 +225,4 @@ def row(result: Explicit, arm: Arm) -> dict[str, Any]:
 
 def table(result: Explicit) -> str:
     """The content of explicit.csv."""
-    rows = [row(result, arm) for arm in result.arms]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text([row(result, arm) for arm in result.arms])

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from pgfed.api import run_setup
-from pgfed.cli.terminal.progress import Progress
 from pgfed.config import experiment as experiments
 from pgfed.config.experiment import Experiment
 from pgfed.engine.runs import Setup, prepare
 from pgfed.errors import UserError
 from pgfed.model.networks import make_task
 from pgfed.model.task import Task
+from pgfed.results import layout
+from pgfed.results.layout import seed_folder
+from pgfed.results.manifest import NAME
 from pgfed.results.models import ModelsInFolder
+from pgfed.results.progress import Progress
+from pgfed.results.recording import record
 
 
 @dataclass(frozen=True)
@@ -36,29 +38,26 @@ def train(experiment: Experiment, folder: Path, root: Path, progress: Progress) 
     output = experiment.output.model_copy(update={"models": "all"})
     setup = prepare(experiment.model_copy(update={"output": output}), root)
     with progress:
-        run_setup(setup, folder, progress)
+        record(setup, folder, [progress], warn=progress.warn)
 
 
 def read(folder: Path, root: Path, methods: list[str] | None = None) -> Start:
     """The models of a run folder; ``methods``: of these only."""
-    file = folder / "experiment.toml"
-    if not file.is_file():
-        raise UserError(f"{folder}: not a run folder (it holds no experiment.toml)")
-    setup = prepare(experiments.load(file), root)
+    setup = prepare(experiments.of_run(folder), root)
     task = _task(setup)
     models = {}
     for method in setup.methods if methods is None else methods:
         for seed in setup.experiment.seeds:
-            at = folder / method / f"seed-{seed}" / "models"
-            if not (at / "manifest.json").is_file():
+            at = seed_folder(folder, method, seed) / layout.MODELS
+            if not (at / NAME).is_file():
                 raise UserError(
                     f"{at}: no models there; the study needs a finished run of {method} with "
                     "output.models = 'all'"
                 )
-            manifest = json.loads((at / "manifest.json").read_text(encoding="utf-8"))
-            if manifest["data_fingerprint"] != setup.federation.fingerprint:
+            kept = ModelsInFolder(at)
+            if kept.manifest.data_fingerprint != setup.federation.fingerprint:
                 raise UserError(f"{folder}: the data is not what the run was trained on any more")
-            models[method, seed] = task.flat(ModelsInFolder(at).shared())
+            models[method, seed] = task.flat(kept.shared())
     return Start(folder, setup, models)
 
 

@@ -31,7 +31,7 @@ from pgfed.report.tables.matrix import matrix as matrix_table
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
 from pgfed.results.formats import count, size
-from pgfed.results.reader import Folder
+from pgfed.results.runs import RunData
 from pgfed.results.verdict import judge
 
 MAX_PICKED = 1_000  # clients about whom the page knows everything
@@ -194,7 +194,7 @@ def _facts(group: Group) -> str:
     )
 
 
-def _folder(folder: Folder) -> dict[str, Any]:
+def _folder(folder: RunData) -> dict[str, Any]:
     known = folder.environment
     packages = known.get("packages")
     data = known.get("data")

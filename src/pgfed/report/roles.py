@@ -1,29 +1,19 @@
 """What a method is in a comparison: the baseline, another's control, or a method on trial.
 
-All that the report knows of single methods is here; colours, notes and captions ask for the role.
+Colours, notes and captions ask for the role; which method has it, the run itself says.
 """
 
 from __future__ import annotations
 
-from pgfed.results.comparison import FAMILY, Group, Method
-from pgfed.results.sentence import CONTROL
+from pgfed.methods.registry import BASELINE
+from pgfed.results.comparison import Group, Method
 
-CONTROL_IS = f"{CONTROL} is PGFed with mu = 0"  # for captions
+YARDSTICK = "fedavg"  # bytes and speeds are told as multiples of its own
 
 
 def is_baseline(method: Method) -> bool:
     """Whether gains are gains over it."""
-    return method.base == "local"
-
-
-def is_control(method: Method) -> bool:
-    """Whether it is made to be another's control, be that one in the run or not."""
-    return method.base == CONTROL
-
-
-def has_control(method: Method) -> bool:
-    """Whether there is a control for it, be that one in the run or not."""
-    return method.base in FAMILY
+    return method.base == BASELINE
 
 
 def controls(group: Group) -> dict[str, str]:
@@ -34,4 +24,4 @@ def controls(group: Group) -> dict[str, str]:
 
 def yardstick(group: Group) -> Method | None:
     """The method of which bytes and speeds are told as multiples."""
-    return next((method for method in group.methods if method.name == "fedavg"), None)
+    return next((method for method in group.methods if method.name == YARDSTICK), None)

@@ -14,11 +14,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import Outcome, Setup
+from pgfed.engine.runs import Setup
 from pgfed.errors import UserError
+from pgfed.methods.registry import BASELINE
 from pgfed.report.figures.specification import DIVERGING, GAP, MAX_CLIENTS
 from pgfed.results import statistics as stats
+from pgfed.results.layout import seed_folder
 from pgfed.results.statistics import Floats
 
 FOLDER = "tensorboard"  # in the run folder
@@ -27,12 +30,13 @@ LAST_TAG = "seconds/round"  # a round that has it is complete
 BINS = np.linspace(0, 1, 21)  # of accuracies
 
 
-class TensorBoard:
-    """A Watcher that writes event files; ``folder`` is the run's."""
+class TensorBoard(Callback):
+    """Writes event files; ``folder`` is the run's."""
 
     def __init__(self, folder: Path, setup: Setup) -> None:
         self._writers = _module("torch.utils.tensorboard")
         self._loaders = _module("tensorboard.backend.event_processing.event_file_loader")
+        self._setup = setup
         self._folder = folder / FOLDER
         self._order = np.argsort(-setup.federation.n_train, kind="stable")
         self._honest = np.ones(len(setup.federation), dtype=np.bool_)
@@ -50,22 +54,24 @@ class TensorBoard:
         if writer is not None:
             writer.close()
 
-    # -- a Watcher -----------------------------------------------------------------------------
+    # -- a callback ----------------------------------------------------------------------------
 
-    def begin(self, method: str, seed: int, run: Run) -> None:
+    def begin(self, method: str, run: Run) -> None:
         self._run = run
-        self._open(method, seed, run.history, run.attackers)
+        self._open(method, run.seed, run.history, run.attackers)
 
-    def skip(self, outcome: Outcome) -> None:
-        self._open(outcome.method, outcome.seed, outcome.history, outcome.attackers)
+    def skip(self, method: str, seed: int, history: list[Record]) -> None:
+        attack, clients = self._setup.attack, len(self._setup.federation)
+        attackers = attack.attackers(seed, clients) if attack else frozenset()
+        self._open(method, seed, history, attackers)
         self.__exit__()
 
-    def round(self, record: dict[str, Any]) -> None:
+    def round(self, method: str, run: Run, record: Record) -> None:
         assert self._run is not None, "begin() comes before round()"
         self._write(record, self._run)
         self._writer.flush()
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, method: str, run: Run) -> None:
         self.__exit__()
 
     # -- event files ---------------------------------------------------------------------------
@@ -77,12 +83,12 @@ class TensorBoard:
         self._method, self._seed = method, seed
         self._honest[:] = True
         self._honest[sorted(attackers)] = False
-        folder = self._folder / method / f"seed-{seed}"
+        folder = seed_folder(self._folder, method, seed)
         old = sorted(folder.glob("events.out.tfevents.*"))
         known = self._read(old)
         self._writer = self._writers.SummaryWriter(str(folder))
         for record in history:
-            if method == "local":
+            if method == BASELINE:
                 self._remember(record["round"], _accuracies(record))
             events = known.get(record["round"], {})
             if LAST_TAG in events:
@@ -130,7 +136,7 @@ class TensorBoard:
 
     def _of_clients(self, t: int, accuracies: Floats) -> dict[str, float]:
         """The histogram of the clients' accuracies; what else is known of them."""
-        if self._method == "local":
+        if self._method == BASELINE:
             self._remember(t, accuracies)
         honest = self._honest
         known = honest & ~np.isnan(accuracies)
@@ -139,7 +145,7 @@ class TensorBoard:
         self._writer.add_histogram("accuracy/clients", accuracies[known], t, bins=BINS)
         found = {"accuracy/worst_tenth": stats.worst_tenth(accuracies[known])}
         alone = self._alone.get((self._seed, t))
-        if alone is not None and self._method != "local":
+        if alone is not None and self._method != BASELINE:
             gain = stats.individual_gain(accuracies[None, honest], alone[None, honest])
             found |= {
                 "gain/mean": gain.mean,

@@ -14,11 +14,9 @@ from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
 from pgfed.results import statistics as stats
 from pgfed.results.formats import count
-from pgfed.results.reader import Clients, Folder, SeedRun
-from pgfed.results.sentence import CONTROL, together
+from pgfed.results.history import troubles
+from pgfed.results.runs import Clients, MethodInfo, RunData, SeedRun
 from pgfed.results.statistics import Comparison, Floats, Gain, Helpfulness, Paired
-
-FAMILY = ("pgfed", "pgfed-mo", "pgfed-ce")  # CONTROL is PGFed with mu = 0
 
 Score = Literal["last10", "best", "final"]
 
@@ -37,14 +35,25 @@ class Method:
     """A method with its settings, under its seeds."""
 
     name: str  # of its folder
-    base: str  # as in the registry: of a variant the method it varies
     label: str  # unique within the group
+    about: MethodInfo
     settings: dict[str, Any]
     runs: dict[int, SeedRun]
 
     @property
+    def base(self) -> str:
+        """As in the registry: of a variant the method it varies."""
+        return self.about.base
+
+    @property
     def seeds(self) -> list[int]:
         return sorted(self.runs)
+
+    @property
+    def has_control(self) -> bool:
+        """Whether it is to be held against a control, which it is not itself."""
+        without = self.about.control
+        return without is not None and any(self.settings.get(k) != v for k, v in without.items())
 
     def run_label(self, run: SeedRun) -> str:
         return f"{self.label}, seed {run.seed}"
@@ -65,7 +74,7 @@ class Method:
 
     def troubles(self) -> list[str]:
         """What went wrong, a line each."""
-        return together([run.history.health for run in self.runs.values()]).troubles(self.label)
+        return troubles(self.label, [run.history.health for run in self.runs.values()])
 
     def sent(self) -> float:
         """Bytes of one run, the mean over seeds."""
@@ -73,8 +82,8 @@ class Method:
 
     def images_per_second(self) -> float | None:
         seconds = sum(run.history.train_seconds for run in self.runs.values())
-        images = sum(run.history.images for run in self.runs.values())
-        return images / seconds if seconds else None
+        samples = sum(run.history.samples for run in self.runs.values())
+        return samples / seconds if seconds else None
 
     def curve(self, seed: int) -> Curve:
         history = self.runs[seed].history
@@ -114,7 +123,7 @@ class Group:
     """All runs on one federation."""
 
     title: str
-    folders: list[Folder]
+    folders: list[RunData]
     methods: list[Method]
     _paired: dict[tuple[int, ...], Paired] = field(default_factory=dict, repr=False)
     _helpfulness: dict[tuple[str, int], Helpfulness] = field(default_factory=dict, repr=False)
@@ -130,15 +139,18 @@ class Group:
 
     def find(self, name: str, like: Method) -> Method | None:
         """The method of this name whose settings are nearest to those of `like`."""
-        found = [method for method in self.methods if method.base == name]
-        return min(found, key=lambda m: len(different_settings(m, like)), default=None)
+        return _nearest([method for method in self.methods if method.base == name], like)
 
     def local(self, like: Method) -> Method | None:
-        return self.find("local", like)
+        return self.find(algorithms.BASELINE, like)
 
     def control(self, method: Method) -> Method | None:
-        """PGFed with mu = 0, for a method of the PGFed family."""
-        return self.find(CONTROL, method) if method.base in FAMILY else None
+        """The same method without what is its own: with other settings, or its twin."""
+        return control_of(method, self.methods)
+
+    def is_control(self, method: Method) -> bool:
+        """Whether some method is held against it."""
+        return any(self.control(other) is method for other in self.methods)
 
     def compare(self, a: Method, b: Method) -> Comparison | None:
         """a - b over the clients and the seeds that both have, on the last ten rounds."""
@@ -185,9 +197,26 @@ def different_settings(a: Method, b: Method) -> list[str]:
     return [k for k, v in a.settings.items() if k in b.settings and b.settings[k] != v]
 
 
-def group(folders: Sequence[Folder]) -> list[Group]:
+def control_of(method: Method, methods: Sequence[Method]) -> Method | None:
+    """What the method is held against: itself with the settings of its control, or a twin of that.
+
+    None where it has no control, where that was not run, and for a control itself.
+    """
+    if not method.has_control:
+        return None
+    wanted = {**method.settings, **(method.about.control or {})}
+    same = [m for m in methods if m.base == method.base and m.settings == wanted]
+    twins = [m for m in methods if m.base == method.about.control_twin]
+    return _nearest(same or twins, method)
+
+
+def _nearest(methods: Sequence[Method], like: Method) -> Method | None:
+    return min(methods, key=lambda m: len(different_settings(m, like)), default=None)
+
+
+def group(folders: Sequence[RunData]) -> list[Group]:
     """Folders whose clients hold the same data belong together."""
-    by_data: dict[str, list[Folder]] = {}
+    by_data: dict[str, list[RunData]] = {}
     for folder in folders:
         by_data.setdefault(folder.fingerprint or str(folder.path), []).append(folder)
     titles = [_title(members[0]) for members in by_data.values()]
@@ -205,15 +234,15 @@ def group(folders: Sequence[Folder]) -> list[Group]:
     return groups
 
 
-def _title(folder: Folder) -> str:
+def _title(folder: RunData) -> str:
     name = folder.environment.get("data", {}).get("name") or folder.experiment.data.dataset
     return f"{name}, {count(len(folder.clients), 'client')}"
 
 
-def _methods(folders: Sequence[Folder]) -> list[Method]:
+def _methods(folders: Sequence[RunData]) -> list[Method]:
     """One per method and settings; equal settings with other seeds are the same method."""
     merged: list[Method] = []
-    sources: list[Folder] = []
+    sources: list[RunData] = []
     for folder in folders:
         for name, runs in folder.runs.items():
             settings = folder.settings(name)
@@ -223,27 +252,42 @@ def _methods(folders: Sequence[Folder]) -> list[Method]:
                     method.runs.update(runs)
                     break
             else:
-                merged.append(Method(name, folder.base(name), name, settings, dict(runs)))
+                merged.append(Method(name, name, folder.methods[name], settings, dict(runs)))
                 sources.append(folder)
     labelled = [
         replace(m, label=_label(m, merged, source))
         for m, source in zip(merged, sources, strict=True)
     ]
-    order = [name for name in algorithms.METHODS if name != CONTROL]
-    order.insert(order.index(FAMILY[0]), CONTROL)  # PGFed never stands without it
-    return sorted(labelled, key=lambda m: order.index(m.base) if m.base in order else len(order))
+    return _ordered(labelled)
 
 
-def _label(method: Method, methods: Sequence[Method], source: Folder) -> str:
+def _ordered(methods: list[Method]) -> list[Method]:
+    """As in the registry; a control directly before the first method that it is the control of."""
+    registered = list(algorithms.METHODS)
+    ordered = sorted(
+        methods,
+        key=lambda m: registered.index(m.base) if m.base in registered else len(registered),
+    )
+    for method in list(ordered):
+        control = control_of(method, methods)
+        if control is not None and not any(
+            control_of(other, methods) is control for other in ordered[: ordered.index(method)]
+        ):
+            ordered.remove(control)
+            ordered.insert(ordered.index(method), control)
+    return ordered
+
+
+def _label(method: Method, methods: Sequence[Method], source: RunData) -> str:
     """The name, with the settings in which it differs from others of that name."""
     others = [m for m in methods if m.name == method.name and m is not method]
     if not others:
         return method.name
     own = method.settings
     keys = [key for key in own if any(m.settings.get(key) != own[key] for m in others)]
-    told = ", ".join(f"{key}={own[key]}" for key in keys)
+    differences = ", ".join(f"{key}={own[key]}" for key in keys)
     unique = not any(_key(m.settings) == _key(own) for m in others)
-    return f"{method.name} ({told if unique and told else source.path.name})"
+    return f"{method.name} ({differences if unique and differences else source.path.name})"
 
 
 def _key(settings: dict[str, Any]) -> str:

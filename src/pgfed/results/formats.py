@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
+from pgfed.results.statistics import Comparison, Correlation
+
+NONE = "–"
+
 
 def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"
@@ -33,3 +39,57 @@ def duration(seconds: float) -> str:
 
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+# -- differences and probabilities --------------------------------------------------------------
+
+
+def signed(share: float, digits: int = 1) -> str:
+    """A difference of shares in percentage points, with a real minus sign."""
+    if math.isnan(share):
+        return NONE
+    text = f"{100 * share:+.{digits}f}".replace("-", "−")
+    return text.replace("−0." + "0" * digits, "+0." + "0" * digits)  # no negative zero
+
+
+def between(found: Comparison) -> str:
+    """Its 95 % interval in words."""
+    digits = _digits(found)
+    return f"95 % interval {signed(found.low, digits)} to {signed(found.high, digits)}"
+
+
+def difference(found: Comparison) -> str:
+    return signed(found.mean, _digits(found))
+
+
+def bracketed(found: Comparison) -> str:
+    """A difference with its interval, for tables."""
+    digits = _digits(found)
+    return (
+        f"{signed(found.mean, digits)} [{signed(found.low, digits)}, {signed(found.high, digits)}]"
+    )
+
+
+def _digits(found: Comparison) -> int:
+    """Small differences need a second digit to tell their interval from zero."""
+    return 2 if abs(found.mean) < 0.0095 else 1
+
+
+def meaning(found: Comparison) -> str:
+    """Whether the interval leaves out zero, and whether it matters."""
+    if not found.clear:
+        return "no measurable difference"
+    word = "better" if found.mean > 0 else "worse"
+    return f"{word}, by less than half a point" if abs(found.mean) < 0.005 else word
+
+
+def probability(p: float) -> str:
+    if p < 0.001:
+        return "p < 0.001"
+    return f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def correlation(found: Correlation) -> str:
+    if math.isnan(found.r):
+        return NONE
+    return f"{found.r:+.2f}".replace("-", "−") + f" ({probability(found.p)})"

@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pgfed.errors import UserError
-from pgfed.results.models import FORMAT
 
 NAME = "manifest.json"
+FORMAT = 2
 MAX_FILE = 1_000_000_000  # bytes; a federation of a million clients stays below
+# What 0.1 (format 1) called the facts of a client.
+RENAMED = {"accuracy": "score", "gain_over_local": "gain", "last10": "mean"}
 
 Size = Annotated[int, Field(ge=1, le=2**31)]
 
@@ -33,7 +35,8 @@ class File(_Part):
 class Client(_Part):
     """A client; without a file its model is not in this folder."""
 
-    client: int = Field(ge=0)
+    client: str  # its name
+    id: int = Field(ge=0)
     file: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
 
@@ -49,11 +52,12 @@ class Normalisation(_Part):
 class Manifest(_Part):
     """The models of one method and seed."""
 
-    format: Literal[1]
+    format: Literal[2]
     method: str
     hyperparameters: dict[str, Any]
     round: int = Field(ge=0)
     seed: int = Field(ge=0)
+    metric: str
     model: str
     head: str
     input_shape: list[Size] = Field(min_length=1, max_length=3)
@@ -89,11 +93,25 @@ def read(folder: Path) -> Manifest:
     except (ValueError, RecursionError):
         raise UserError(f"{path}: not JSON; the file is damaged or cut short") from None
     found = content.get("format") if isinstance(content, dict) else None
-    if found != FORMAT:
-        raise UserError(f"{path}: format {found!r}; this version of pgfed reads {FORMAT}")
+    if type(found) is not int or found not in (1, FORMAT):
+        raise UserError(f"{path}: format {found!r}; this version of pgfed reads 1 and {FORMAT}")
     try:
-        return Manifest.model_validate(content)
+        return Manifest.model_validate(content if found == FORMAT else _from_format_1(content))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{path}: {where}: {first['msg']}; the file is damaged") from None
+
+
+def _from_format_1(content: dict[str, Any]) -> dict[str, Any]:
+    """0.1 knew one metric, and called clients by their numbers."""
+    rows = content.get("clients")
+    if isinstance(rows, list):
+        rows = [_client(row) if isinstance(row, dict) else row for row in rows]
+    return {"metric": "accuracy", **content, "format": FORMAT, "clients": rows}
+
+
+def _client(row: dict[str, Any]) -> dict[str, Any]:
+    row = {RENAMED.get(key, key): value for key, value in row.items()}
+    number = row.get("client")
+    return {**row, "client": str(row.pop("label", None) or number), "id": number}

@@ -1,33 +1,49 @@
 """The models of a run: as safetensors files with a manifest, or in memory.
 
 Model files carry no metadata, so equal models are equal files. Names and values are those of the
-module's own ``state_dict``.
+module's own ``state_dict``. What is read is only the very bytes that the manifest names: no pickle.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load, save
-from torch import Tensor
+from safetensors.torch import load as tensors_in
+from safetensors.torch import save
+from torch import Tensor, nn
 
-from pgfed.data.federation import Federation
+from pgfed.config import experiment as experiments
+from pgfed.config.experiment import Experiment
+from pgfed.data.federation import PIXEL_SCALE, Federation
 from pgfed.engine.durable import sha256, write_atomic
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import Setup, number
+from pgfed.engine.runs import Setup
 from pgfed.errors import UserError
+from pgfed.methods.contract import Algorithm
+from pgfed.model.networks import MODELS, factory
+from pgfed.model.task import Task
+from pgfed.results import layout
+from pgfed.results import manifest as manifests
+from pgfed.results.layout import seed_folder
+from pgfed.results.manifest import Client, File, Manifest
+from pgfed.results.runs import METRIC, number
 
-if TYPE_CHECKING:
-    from pgfed.results.manifest import Client, File
+SUFFIX = ".safetensors"
+GLOBAL = "global" + SUFFIX
+NEVER_SAMPLED = "never-sampled" + SUFFIX
+RESERVED = {"global", "never-sampled", "frozen"}
 
-FORMAT = 1  # of manifest.json
-GLOBAL = "global.safetensors"
-NEVER_SAMPLED = "never-sampled.safetensors"
+
+class Diverged(UserError):
+    """A model that holds no numbers any more."""
 
 
 class Models(Protocol):
@@ -58,23 +74,159 @@ class ModelsInFolder:
     """Read from the files of a run folder when asked for."""
 
     def __init__(self, folder: Path) -> None:
-        from pgfed.results.manifest import read  # which needs this module
-
         self._folder = folder
-        manifest = read(folder)
-        self._files = {row.client: row for row in manifest.clients}
-        self._shared = manifest.shared
+        self.manifest = manifests.read(folder)
+        self._files = {row.id: row for row in self.manifest.clients}
 
     def personal(self, client: int) -> dict[str, Tensor]:
         return self._read(self._files.get(client))
 
     def shared(self) -> dict[str, Tensor]:
-        return self._read(self._shared)
+        return self._read(self.manifest.shared)
 
     def _read(self, row: Client | File | None) -> dict[str, Tensor]:
         if row is None or row.file is None or row.sha256 is None:
             raise UserError(f"{self._folder}: holds no such model")
         return read_model(self._folder / row.file, row.sha256)
+
+    def personal_model(self, client: int | str) -> Model:
+        """A client's personalized model, and what there is to say of it."""
+        rows = self.manifest.clients  # in the order of their numbers
+        row = rows[layout.choose_client([row.client for row in rows], client)]
+        if row.file is None:
+            raise UserError(
+                f"{self._folder}: the model of client {client} is not here but at its site"
+            )
+        model = open_model(self._folder / row.file)
+        # Several clients may have this file in common; this is about the one.
+        entry = {**self.manifest.about(), "role": "client", **row.model_dump()}
+        return dataclasses.replace(model, entry=entry)
+
+    def shared_model(self) -> Model:
+        """The method's global model, which a new client starts from."""
+        if self.manifest.shared is None:
+            raise UserError(f"{self._folder}: holds no global model")
+        return open_model(self._folder / self.manifest.shared.file)
+
+
+def kept_models(path: Path, method: str, seed: int) -> ModelsInFolder:
+    """The models of a method and seed in a run folder; says why there are none."""
+    folder = seed_folder(path, method, seed)
+    if not (folder / layout.CLIENTS).is_file():
+        raise layout.unfinished(path, method, seed)
+    if not (folder / layout.MODELS).is_dir():
+        raise UserError(f"{folder}: its models were not kept; run again with output.models = 'all'")
+    return ModelsInFolder(folder / layout.MODELS)
+
+
+def not_kept(method: str, seed: int) -> UserError:
+    return UserError(
+        f"the models of {method}, seed {seed} were not kept; allowed with output.models = 'all'"
+    )
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model file, and what its manifest says of it."""
+
+    path: Path
+    manifest: Manifest
+    entry: dict[str, Any]  # the manifest as far as it is about this model
+    values: dict[str, Tensor]  # the module's state_dict
+
+    def module(self) -> nn.Module:
+        """The model in evaluation mode."""
+        about = self.manifest
+        make = factory(about.model)
+        try:
+            if about.model in MODELS:  # a manifest may claim inputs of any size: none is allocated
+                with torch.device("meta"):
+                    make(about.shape, len(about.classes)).load_state_dict(self.values, assign=True)
+            with torch.random.fork_rng(devices=[]):  # the values it starts with are replaced
+                module = make(about.shape, len(about.classes))
+            module.load_state_dict(self.values)
+        except UserError:
+            raise
+        except Exception as error:
+            reason = str(error).strip().splitlines()[-1].strip()
+            raise UserError(
+                f"{self.path}: does not fit the model {about.model!r} ({reason})"
+            ) from None
+        return module.eval()
+
+
+def load(
+    path: str | Path,
+    client: int | str | None = None,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A model in evaluation mode, and what the manifest says of it.
+
+    ``path`` is a model file (``.../models/client-0007.safetensors``), or a run folder: then
+    ``client`` says whose model (by its number or name), and ``method`` and ``seed`` of which run
+    in it (by default the only method and the first seed).
+    """
+    place = Path(path).expanduser()
+    if place.is_dir():
+        experiment = experiments.of_run(place)
+        if client is None:
+            raise UserError(f"{place}: a run folder holds a model per client; say which client")
+        name = layout.choose_method(experiment, place, method)
+        kept = kept_models(place, name, layout.choose_seed(experiment, seed))
+        model = kept.personal_model(client)
+    elif client is not None or method is not None or seed is not None:
+        raise UserError(f"{place}: client, method and seed are for a run folder; found no folder")
+    else:
+        model = open_model(place)
+    return model.module(), model.entry
+
+
+def open_model(path: Path) -> Model:
+    """The model in a file; what is damaged, cut short or not in its manifest is refused.
+
+    So is a model whose training diverged: it would answer with the first class, whatever it sees.
+    """
+    if path.suffix != SUFFIX:
+        raise UserError(f"{path}: not a model file; expected NAME.safetensors of a run's models")
+    if not path.is_file():
+        raise UserError(f"{path}: cannot be read (No such file or directory)")
+    about = manifests.read(path.parent)
+    digest, entry = _entry(path, about)
+    values = read_model(path, digest)
+    # Of the types that models have: for smaller ones, in a file from elsewhere, torch cannot tell.
+    floats = [v for v in values.values() if v.is_floating_point() and v.itemsize > 1]
+    if not all(value.isfinite().all() for value in floats):
+        raise Diverged(
+            f"{about.method}'s {_whose(path, entry)} holds NaN or infinite values: its training "
+            "diverged (lower train.lr)"
+        )
+    return Model(path, about, {**about.about(), **entry}, values)
+
+
+def _whose(path: Path, entry: dict[str, Any]) -> str:
+    if entry["role"] == "global":
+        return "global model"
+    return f"model of client {entry['client']}" if "client" in entry else f"model {path.name}"
+
+
+def _entry(path: Path, about: Manifest) -> tuple[str, dict[str, Any]]:
+    """The file's checksum, and what the manifest says of it beside what it says of all."""
+    if about.shared is not None and about.shared.file == path.name:
+        return about.shared.sha256, {"role": "global", **about.shared.model_dump()}
+    rows = [row for row in about.clients if row.file == path.name and row.sha256 is not None]
+    if not rows or rows[0].sha256 is None:
+        raise UserError(f"{path}: {manifests.NAME} beside it knows no such file")
+    digest = rows[0].sha256
+    if len(rows) == 1:
+        return digest, {"role": "client", **rows[0].model_dump()}
+    # Clients that never took part have one model, and so one file, in common.
+    common = {"file": path.name, "sha256": digest, "clients": [row.client for row in rows]}
+    return digest, {"role": "client", **common}
 
 
 def read_model(path: Path, digest: str) -> dict[str, Tensor]:
@@ -89,83 +241,136 @@ def read_model(path: Path, digest: str) -> dict[str, Tensor]:
             "manifest.json): damaged, cut short or replaced"
         )
     try:
-        return {name: value.clone() for name, value in load(data).items()}
+        return {name: value.clone() for name, value in tensors_in(data).items()}
     except Exception as error:  # safetensors and torch raise a dozen kinds on hostile bytes
         raise UserError(f"{path}: not a safetensors file ({error})") from None
 
 
+# -- writing -----------------------------------------------------------------------------------
+
+
 def write_models(
-    folder: Path, setup: Setup, run: Run, method: str, rows: list[dict[str, Any]]
+    folder: Path, setup: Setup, run: Run, method: str, rows: Sequence[dict[str, Any]]
 ) -> None:
     """All personalized models, the global one, and the manifest, written last.
 
     ``rows`` tell of the clients, as in clients.csv; each gets its model's file and scores.
     """
     folder.mkdir()
-    digits = max(4, len(str(len(rows) - 1)))
+    names = model_files(setup.federation)
     files: dict[int, dict[str, str]] = {}
-    shared: dict[str, str] | None = None
+    common: dict[str, str] | None = None
     for i, theta, is_common in _personal(run):
-        if is_common and shared is not None:
-            files[i] = shared
+        if is_common and common is not None:
+            files[i] = common
             continue
-        name = NEVER_SAMPLED if is_common else f"client-{i:0{digits}}.safetensors"
+        name = NEVER_SAMPLED if is_common else names[i]
         files[i] = write_model(folder / name, run.task.named(theta))
         if is_common:
-            shared = files[i]
-    manifest = {
-        "format": FORMAT,
+            common = files[i]
+    clients = [
+        {
+            "client": row["client"],
+            "id": i,
+            **row,
+            **files[i],
+            "score": number(run.score[i]),
+            "loss": number(run.loss[i]),
+        }
+        for i, row in enumerate(rows)
+    ]
+    content = manifest(
+        setup.experiment,
+        setup.federation,
+        method,
+        run.algorithm,
+        run.task,
+        round=run.round,
+        seed=run.seed,
+        shared=write_model(folder / GLOBAL, run.task.named(run.global_model())),
+        clients=clients,
+    )
+    write_manifest(folder, content)
+
+
+def model_files(federation: Federation) -> list[str]:
+    """What the clients' model files are called: by number, or as the data calls the client.
+
+    A name serves where it is no mere number, safe, and not what another file is called.
+    """
+    digits = max(4, len(str(len(federation) - 1)))
+    numbered = [f"client-{i:0{digits}}" for i in range(len(federation))]
+    labels = federation.client_labels
+    names = numbered if labels is None else [str(label) for label in labels]
+    times = Counter(name.casefold() for name in names)
+    return [
+        (name if _serves(name, own, times[name.casefold()]) else own) + SUFFIX
+        for name, own in zip(names, numbered, strict=True)
+    ]
+
+
+def _serves(name: str, own: str, times: int) -> bool:
+    safe = re.fullmatch(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) is not None
+    taken = name.casefold() in RESERVED or re.fullmatch(r"client-\d+", name.casefold()) is not None
+    return safe and times == 1 and (name == own or not taken)
+
+
+def manifest(
+    experiment: Experiment,
+    federation: Federation,
+    method: str,
+    algorithm: Algorithm,
+    task: Task,
+    *,
+    round: int,
+    seed: int,
+    shared: dict[str, str] | None,
+    clients: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """The content of manifest.json; a client whose model is elsewhere has no file."""
+    return {
+        "format": manifests.FORMAT,
         "method": method,
-        "hyperparameters": hyperparameters(run),
-        "round": run.round,
-        "seed": run.seed,
-        "kept": setup.experiment.output.keep,
-        "model": setup.experiment.model.name,
-        "head": run.task.head_name,
-        "input_shape": list(setup.federation.input_shape),
-        "classes": list(setup.federation.class_names),
-        "normalisation": normalisation(setup.federation),
-        "image_size": setup.experiment.data.image_size,
-        "data_fingerprint": setup.federation.fingerprint,
-        "global": write_model(folder / GLOBAL, run.task.named(run.global_model())),
-        "clients": [{**row, **files[row["client"]], **_scores(run, row["client"])} for row in rows],
+        "hyperparameters": dataclasses.asdict(algorithm),
+        "round": round,
+        "seed": seed,
+        "kept": experiment.output.keep,
+        "metric": METRIC,
+        "model": experiment.model.name,
+        "head": task.head_name,
+        "input_shape": list(federation.input_shape),
+        "classes": list(federation.class_names),
+        "normalisation": normalisation(federation),
+        "image_size": experiment.data.image_size,
+        "data_fingerprint": federation.fingerprint if len(federation.y) else None,
+        "global": shared,
+        "clients": list(clients),
     }
-    write_manifest(folder, manifest)
 
 
-def complete_models(folder: Path, rows: list[dict[str, Any]]) -> None:
+def complete_models(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Add to a manifest what was not known of the clients when the models were written."""
-    from pgfed.results.manifest import read  # which needs this module
-
-    about = read(folder)
-    clients = {row.client for row in about.clients}
-    if clients != {row["client"] for row in rows}:
-        raise UserError(f"{folder / 'manifest.json'}: not the run's clients; the file is damaged")
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    known = {entry["client"]: entry for entry in manifest["clients"]}
-    manifest["clients"] = [{**row, **known[row["client"]]} for row in rows]
-    write_manifest(folder, manifest)
-
-
-def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    text = json.dumps(manifest, indent=2, allow_nan=False) + "\n"
-    write_atomic(folder / "manifest.json", text)
+    about = manifests.read(folder)
+    if [(row.client, row.id) for row in about.clients] != [
+        (row["client"], i) for i, row in enumerate(rows)
+    ]:
+        raise UserError(f"{folder / manifests.NAME}: not the run's clients; the file is damaged")
+    content = json.loads((folder / manifests.NAME).read_text(encoding="utf-8"))
+    content["clients"] = [
+        {**row, **known} for row, known in zip(rows, content["clients"], strict=True)
+    ]
+    write_manifest(folder, content)
 
 
-def _scores(run: Run, client: int) -> dict[str, float | None]:
-    """Of the model as it is now, on the client's own test data."""
-    return {"accuracy": number(run.score[client]), "loss": number(run.loss[client])}
-
-
-def hyperparameters(run: Run) -> dict[str, Any]:
-    """Every field of the method; those of local training under `train`."""
-    return dataclasses.asdict(run.algorithm)
+def write_manifest(folder: Path, content: dict[str, Any]) -> None:
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    write_atomic(folder / manifests.NAME, text)
 
 
 def normalisation(federation: Federation) -> dict[str, Any]:
     """What is done to inputs before the model sees them: (x / divide) - subtract."""
     if federation.x.dtype == torch.uint8:
-        return {"input": "uint8", "divide": 127.5, "subtract": 1.0}
+        return {"input": "uint8", "divide": PIXEL_SCALE, "subtract": 1.0}
     return {"input": "float32", "divide": 1.0, "subtract": 0.0}
 
 
@@ -185,9 +390,3 @@ def write_model(path: Path, values: dict[str, Tensor]) -> dict[str, str]:
     data = save({name: value.cpu().contiguous() for name, value in values.items()})
     write_atomic(path, data)
     return {"file": path.name, "sha256": sha256(data)}
-
-
-def not_kept(method: str, seed: int) -> UserError:
-    return UserError(
-        f"the models of {method}, seed {seed} were not kept; allowed with output.models = 'all'"
-    )

@@ -1,4 +1,8 @@
-"""Read run folders. What is missing or damaged is one line that names the file."""
+"""Read run folders, finished and running, of this format and of 0.1's.
+
+What is missing or damaged is one line that names the file. Importing this module does not import
+torch.
+"""
 
 from __future__ import annotations
 
@@ -6,271 +10,159 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pgfed.config import experiment
+from pgfed.config import experiment as experiments
 from pgfed.config.experiment import Experiment
+from pgfed.data import npz
+from pgfed.engine.callbacks import Record
 from pgfed.engine.durable import in_use
 from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
-from pgfed.results.history import read_history
-from pgfed.results.sentence import Health, health
-from pgfed.results.statistics import Floats, Ints, Pairs, read_alpha
+from pgfed.results import layout
+from pgfed.results.history import History, history_of, read_history
+from pgfed.results.layout import seed_folder
+from pgfed.results.runs import (
+    SCORES,
+    Arm,
+    Clients,
+    Evidence,
+    MethodInfo,
+    RunData,
+    SeedRun,
+    names_from,
+)
+from pgfed.results.statistics import Floats, Ints, Pairs
 
-NO_ATTACK = "none"
-COLUMNS = ("client", "n_train", "n_test", "best", "final", "last10")
+COLUMNS = ("client", "n_train", "n_test", *SCORES)
+# The arrays of alpha.npz, as the PGFed family exports them.
+ALPHA = ("start", "meetings")
+ALPHA_PARTS = ("alpha", "data", "indices", "indptr", "shape", "last_ids", "last_products")
+EVIDENCE = ("offsets", "outcome", "outputs")
+# What 0.1 (format 1) called a column, and what its methods would have said of themselves.
+RENAMED = {"gain_over_local": "gain", "last10": "mean"}
+_OF_PGFED = {"control": {"mu": 0.0}, "control_twin": "fedavg-local"}
+_SAID: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("pgfed", "pgfed-mo", "pgfed-ce"), _OF_PGFED),
+    "fedbabu": {"scored_last": True},
+}
 
-
-@dataclass(frozen=True)
-class Clients:
-    """The clients and their data, as far as the folder tells."""
-
-    n_train: Ints
-    n_test: Ints
-    names: list[str]  # as the data calls them, otherwise their number
-    domains: list[str] | None
-    counts: Ints | None  # clients x classes
-    class_names: list[str]
-
-    def __len__(self) -> int:
-        return len(self.n_train)
-
-
-@dataclass(frozen=True)
-class Site:
-    """What the rounds of a run over Flower were like with one site."""
-
-    asked: int  # rounds
-    counted: int  # of these, the ones whose update was used
-    seconds: list[float]  # from asking for an update to having it, where it came
-    work_seconds: float  # of all that, training
-    bytes_down: int
-    bytes_up: int
-    failures: list[str]  # why a reply did not count, a score did not come, a state was lost
+Rows = list[dict[str, str]]
 
 
-@dataclass(frozen=True)
-class History:
-    """The rounds of one method under one seed."""
-
-    rounds: list[int]
-    accuracy: list[float | None]
-    sent: list[float]  # bytes in both directions, up to and with this round
-    images: int
-    train_seconds: float
-    seconds: float
-    dropped: list[tuple[int, int, str]]  # round, client, reason
-    health: Health
-    left_out: list[tuple[int, int]]  # round, client: by the aggregation, not refused
-    clients: Floats | None  # scored rounds x clients: accuracies, where the history has them
-    sites: dict[int, Site]  # by client; of a federation over Flower
-
-
-@dataclass(frozen=True)
-class SeedRun:
-    """One method under one seed, finished."""
-
-    seed: int
-    history: History
-    # Per client; NaN for attackers, whose own models nobody asks about.
-    last10: Floats  # mean of the last ten rounds
-    best: Floats  # in the round whose mean was best on test data
-    final: Floats
-    alpha: Pairs | None
-    attackers: frozenset[int]  # clients that simulated an attack
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One arm of the study of explicit against implicit objectives: a mu and a step length."""
-
-    mu: float  # 0: implicit
-    lr: float
-    chosen: bool  # the best step length for this mu
-    accuracy: list[float]  # after 0, 1, ... steps
-    gains: list[float]  # per client, where it has test data
-
-    @property
-    def gain(self) -> float:
-        return float(np.mean(self.gains)) if self.gains else float("nan")
-
-
-@dataclass(frozen=True)
-class Folder:
-    """One run folder."""
-
-    path: Path
-    experiment: Experiment
-    text: str  # of experiment.toml
-    environment: dict[str, Any]
-    clients: Clients
-    runs: dict[str, dict[int, SeedRun]]  # method -> seed -> run
-    unfinished: list[tuple[str, int, int]]  # method, seed, rounds done
-    new_clients: dict[str, dict[str, list[float]]]  # method -> epochs, accuracy
-    explicit: list[Arm]
-
-    @property
-    def fingerprint(self) -> str | None:
-        found = self.environment.get("data", {}).get("fingerprint")
-        return found if isinstance(found, str) else None
-
-    def settings(self, method: str) -> dict[str, Any]:
-        """Everything that can change what this method gives on these clients, as flat keys."""
-        e = self.experiment
-        return {
-            "rounds": e.rounds,
-            "cohort": e.cohort,
-            **{f"model.{k}": v for k, v in e.model.model_dump().items() if v is not None},
-            **e.train.model_dump(),
-            **{k: v for k, v in e.method.get(method, {}).items() if k != experiment.BASE},
-            "aggregation": e.engine.aggregation,
-            "attack": self.attack,
-        }
-
-    @property
-    def attack(self) -> str:
-        """What some clients did to the others, in words."""
-        told = self.experiment.attack
-        if told.kind == "none":
-            return NO_ATTACK
-        strength = "" if told.kind == "label-flip" else f" x{told.strength:g}"
-        return f"{told.kind}{strength} by {100 * told.share:g} %"
-
-    def base(self, method: str) -> str:
-        """The registered method that this one is, or is a variant of."""
-        return self.experiment.base(method)
-
-
-def load(path: Path) -> Folder:
+def load(path: Path) -> RunData:
     """Read a run folder; runs that have not finished are named, not read."""
-    found = experiment.of_run(path)
+    found = experiments.of_run(path)
     runs: dict[str, dict[int, SeedRun]] = {}
     unfinished = []
-    table: list[dict[str, str]] = []  # of the first finished run; the others have the same clients
+    table: Rows = []  # of the first finished run; the others have the same clients
     first = path
-    for method in map(algorithms.folder, found.methods):
+    for method in layout.methods_of(found):
         for seed in found.seeds:
-            at = path / method / f"seed-{seed}"
-            if not (at / "clients.csv").is_file():
-                unfinished.append(
-                    (method, seed, len(read_history(at / "history.jsonl", strict=True)))
-                )
+            at = seed_folder(path, method, seed)
+            if not (at / layout.CLIENTS).is_file():
+                done = len(read_records(path, found, method, seed, _names(path)))
+                unfinished.append((method, seed, done))
                 continue
-            rows = _read_clients(at / "clients.csv", len(table) or None)
+            rows = _read_clients(at / layout.CLIENTS, found.format, len(table) or None)
             if not table:
-                table, first = rows, at / "clients.csv"
-            runs.setdefault(method, {})[seed] = _seed_run(at, seed, rows)
+                table, first = rows, at / layout.CLIENTS
+            runs.setdefault(method, {})[seed] = _seed_run(path, found, method, seed, rows)
     if not runs:
-        advice = f"`pgfed watch {path}` shows how far it is" if in_use(path) else how_to_go_on(path)
+        running = f"`pgfed watch {path}` shows how far it is"
+        advice = running if in_use(path) else layout.how_to_go_on(path)
         raise UserError(f"{path}: no method has finished yet; {advice}")
-    return Folder(
+    return RunData(
         path=path,
         experiment=found,
-        text=(path / "experiment.toml").read_text(encoding="utf-8"),
-        environment=_read_object(path / "environment.json"),
-        clients=_clients(table, first, path / "data.json"),
+        environment=_read_object(path / layout.ENVIRONMENT),
+        clients=_clients(table, first, path / layout.DATA),
+        methods=_methods(path, found),
         runs=runs,
         unfinished=unfinished,
+        text=_text(path / layout.EXPERIMENT),
         new_clients=_new_clients(path / "new_clients.json"),
         explicit=_explicit(path / "explicit.json"),
     )
 
 
-def how_to_go_on(path: Path) -> str:
-    """What to say of a run that nobody runs."""
-    if (path.absolute().parent / "federation.toml").is_file():
-        return f"`pgfed federation run {path.absolute().parent} --resume` goes on"
-    return f"`pgfed resume {path}` goes on"
+def read_curves(path: Path, experiment: Experiment, method: str, seed: int) -> History:
+    """The rounds of a method and seed so far, of a run that may still be going on."""
+    records = read_records(path, experiment, method, seed, _names(path))
+    return history_of(records, seed_folder(path, method, seed) / layout.HISTORY)
+
+
+def read_records(
+    path: Path,
+    experiment: Experiment,
+    method: str,
+    seed: int,
+    names: Sequence[str],
+    *,
+    strict: bool = True,
+) -> list[Record]:
+    """The rounds of a method and seed, with the clients' numbers."""
+    file = seed_folder(path, method, seed) / layout.HISTORY
+    return read_history(file, names, format=experiment.format, strict=strict)
+
+
+def read_finished(
+    path: Path, experiment: Experiment, method: str, seed: int, names: Sequence[str]
+) -> SeedRun | None:
+    """What a method left under a seed, if it has come to its end; these must be its clients."""
+    file = seed_folder(path, method, seed) / layout.CLIENTS
+    if not file.is_file():
+        return None
+    rows = _read_clients(file, experiment.format, len(names))
+    if [row["client"] for row in rows] != list(names):
+        raise UserError(f"{file}: not the run's clients")
+    run = _seed_run(path, experiment, method, seed, rows)
+    if len(run.history.rounds) != experiment.rounds:
+        raise UserError(f"{file}: {len(run.history.rounds)} whole rounds in {layout.HISTORY}")
+    return run
+
+
+def finished_run(data: RunData, method: str, seed: int) -> SeedRun:
+    """What a method left under a seed; says if it has not finished."""
+    if seed not in data.runs.get(method, {}):
+        raise layout.unfinished(data.path, method, seed)
+    return data.runs[method][seed]
 
 
 # -- one method, one seed ----------------------------------------------------------------------
 
 
-def _seed_run(at: Path, seed: int, rows: Sequence[Mapping[str, str]]) -> SeedRun:
-    attackers = frozenset(i for i, row in enumerate(rows) if row.get("attacker") == "yes")
-
-    def column(name: str) -> Floats:
-        values = _column(rows, name, at / "clients.csv")
-        values[sorted(attackers)] = np.nan
-        return values
-
-    told = at / "history.jsonl"
-    return SeedRun(
-        seed=seed,
-        history=_history(read_history(told, strict=True), told),
-        last10=column("last10"),
-        best=column("best"),
-        final=column("final"),
-        alpha=_read_alpha(at / "alpha.npz", len(rows)),
-        attackers=attackers,
-    )
-
-
-def _history(records: Sequence[Mapping[str, Any]], path: Path) -> History:
+def _seed_run(path: Path, experiment: Experiment, method: str, seed: int, rows: Rows) -> SeedRun:
+    at = seed_folder(path, method, seed)
+    names = [row["client"] for row in rows]
+    records = read_records(path, experiment, method, seed, names)
     if not records:
-        raise UserError(f"{path}: missing or empty, though the method has finished")
-    try:
-        sent = np.cumsum([float(r["bytes_down"]) + float(r["bytes_up"]) for r in records])
-        return History(
-            rounds=[int(r["round"]) for r in records],
-            accuracy=[None if (a := r["mean_score"]) is None else float(a) for r in records],
-            sent=sent.tolist(),
-            images=sum(int(r["samples"]) for r in records),
-            train_seconds=sum(float(r["train_seconds"]) for r in records),
-            seconds=sum(float(r["seconds"]) for r in records),
-            dropped=[
-                (int(r["round"]), int(d["client"]), str(d["reason"]))
-                for r in records
-                for d in r["dropped"]
-            ],
-            health=health(records),
-            left_out=[(int(r["round"]), int(i)) for r in records for i in r.get("left_out", ())],
-            clients=_client_curves([r for r in records if r["mean_score"] is not None]),
-            sites=_sites(records),
-        )
-    except KeyError as error:
-        raise UserError(f"{path}: a record has no {error.args[0]!r}; the file is damaged") from None
-    except (AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: a record is damaged ({error})") from None
-
-
-def _sites(records: Sequence[Mapping[str, Any]]) -> dict[int, Site]:
-    told = [record for record in records if "sites" in record]
-    clients = {int(i) for r in told for i in [*r["cohort"], *r["sites"]]}
-    return {i: _site(i, told) for i in sorted(clients)}
-
-
-def _site(client: int, records: Sequence[Mapping[str, Any]]) -> Site:
-    facts = [record["sites"].get(str(client), {}) for record in records]
-    failures = [str(d["reason"]) for r in records for d in r["dropped"] if d["client"] == client]
-    failures += [f"not scored: {f['not_scored']}" for f in facts if "not_scored" in f]
-    failures += ["had lost its state and began afresh" for f in facts if f.get("afresh")]
-    return Site(
-        asked=sum(client in record["cohort"] for record in records),
-        counted=sum(bool(f.get("counted")) for f in facts),
-        seconds=[float(f["seconds"]) for f in facts if f.get("seconds")],
-        work_seconds=sum(float(f.get("work_seconds", 0)) for f in facts),
-        bytes_down=sum(int(f.get("bytes_down", 0)) for f in facts),
-        bytes_up=sum(int(f.get("bytes_up", 0)) for f in facts),
-        failures=failures,
+        raise UserError(f"{at / layout.HISTORY}: missing or empty, though the method has finished")
+    history = history_of(records, at / layout.HISTORY)
+    if any(not 0 <= i < len(rows) for record in records for i in record["cohort"]):
+        raise UserError(f"{at / layout.HISTORY}: names others than {layout.CLIENTS} does")
+    return SeedRun(
+        method=method,
+        seed=seed,
+        history=history,
+        scores={name: _column(rows, name, at / layout.CLIENTS) for name in SCORES},
+        matrix=_read_alpha(at / layout.ALPHA, len(rows)),
+        attackers=frozenset(i for i, row in enumerate(rows) if row.get("attacker") == "yes"),
+        evidence=read_evidence(at / layout.EVIDENCE, len(rows)),
     )
 
 
-def _client_curves(scored: Sequence[Mapping[str, Any]]) -> Floats | None:
-    if not scored or not all("client_score" in record for record in scored):
-        return None
-    return np.array([record["client_score"] for record in scored], dtype=np.float64)
-
-
-def _read_clients(path: Path, expected: int | None) -> list[dict[str, str]]:
+def _read_clients(path: Path, format: int, expected: int | None) -> Rows:
     reader = csv.DictReader(io.StringIO(_text(path), newline=""))
     try:
-        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-        rows = list(reader)
+        rows: Rows = list(reader)
+        if format == 1:
+            rows = [_from_format_1(row) for row in rows]
+        columns = rows[0] if rows else [RENAMED.get(n, n) for n in reader.fieldnames or ()]
+        missing = [name for name in COLUMNS if name not in columns]
     except csv.Error as error:
         raise UserError(f"{path}: not a table ({error}); the file is damaged") from None
     if missing:
@@ -279,36 +171,104 @@ def _read_clients(path: Path, expected: int | None) -> list[dict[str, str]]:
         raise UserError(f"{path}: rows are missing or cut short; the file is damaged")
     if expected is not None and len(rows) != expected:
         raise UserError(f"{path}: {len(rows)} clients, but the other methods have {expected}")
+    if len({row["client"] for row in rows}) < len(rows):
+        raise UserError(f"{path}: names a client twice; the file is damaged")
     return rows
 
 
-def _read_alpha(path: Path, clients: int) -> Pairs | None:
+def _from_format_1(row: dict[str, str]) -> dict[str, str]:
+    row = {RENAMED.get(name, name): value for name, value in row.items()}
+    label = row.pop("label", "")
+    return {**row, "client": label} if label else row
+
+
+def _read_alpha(path: Path, clients: int) -> dict[str, Any] | None:
     if not path.is_file():
         return None
+    arrays = npz.read(path, ALPHA, ALPHA_PARTS)  # bounded, and without pickle
     try:
-        pairs = Pairs.read(read_alpha(path))
-    except UserError:
-        raise
+        pairs = Pairs.read(arrays)
     except Exception as error:  # arrays that do not fit together raise a dozen kinds
         raise UserError(f"{path}: not a matrix of alphas ({_one_line(error)})") from None
     if pairs.clients != clients:
         raise UserError(f"{path}: {pairs.clients} clients, but clients.csv has {clients}")
-    return pairs
+    return arrays
+
+
+def read_evidence(path: Path, clients: int, *, outputs: bool = False) -> Evidence | None:
+    """What the kept models gave for each test sample; None where nobody wrote it down.
+
+    ``outputs``: also read the models' outputs, which are as many numbers for each class.
+    """
+    if not path.is_file():
+        return None
+    arrays = npz.read(path, EVIDENCE, (), skip=() if outputs else ("outputs",))
+    offsets, outcome, out = arrays["offsets"], arrays["outcome"], arrays.get("outputs")
+    sound = offsets.dtype == np.int64 and outcome.dtype == np.float32
+    sound = sound and (offsets.shape, outcome.ndim) == ((clients + 1,), 1)
+    sound = sound and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
+    sound = sound and len(outcome) == offsets[-1]
+    if out is not None:
+        sound = sound and out.dtype == np.float32
+        sound = sound and (out.ndim, len(out)) == (2, len(outcome))
+    if not sound:
+        raise UserError(f"{path}: not the evidence of {clients} clients; the file is damaged")
+    return Evidence(offsets, outcome, out)
 
 
 # -- the whole folder --------------------------------------------------------------------------
 
 
-def _clients(table: Sequence[Mapping[str, str]], source: Path, data: Path) -> Clients:
+def _methods(path: Path, experiment: Experiment) -> dict[str, MethodInfo]:
+    """What the methods say of themselves, without their modules."""
+    file = path / layout.METHODS
+    said = _read_object(file) if experiment.format > 1 else {}
+    found = {}
+    for folder, name in zip(layout.methods_of(experiment), experiment.methods, strict=True):
+        base = experiment.base(name)
+        if experiment.format == 1:
+            summary = algorithms.METHODS[base].summary if base in algorithms.METHODS else ""
+            found[folder] = MethodInfo(base, summary, **_SAID.get(base, {}))
+            continue
+        try:
+            found[folder] = _method_info(said[folder])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{file}: {folder!r} is damaged ({_one_line(error)})") from None
+    return found
+
+
+def _method_info(said: Mapping[str, Any]) -> MethodInfo:
+    control = said["control"]
+    return MethodInfo(
+        base=str(said["base"]),
+        summary=str(said["summary"]),
+        control=None if control is None else dict(control.items()),
+        control_twin=None if said["control_twin"] is None else str(said["control_twin"]),
+        new_client_start=str(said["new_client_start"]),
+        scored_last=bool(said["scored_last"]),
+    )
+
+
+def _names(path: Path) -> list[str]:
+    """The clients' names while none has finished."""
+    rows = _read_optional(path / layout.DATA).get("clients", [])
+    try:
+        labels = [str(row.get("label") or "") for row in rows]
+    except (AttributeError, TypeError) as error:
+        raise UserError(f"{path / layout.DATA}: damaged ({_one_line(error)})") from None
+    return names_from(len(labels), labels)
+
+
+def _clients(table: Rows, source: Path, data: Path) -> Clients:
     domains = [row.get("domain") or "" for row in table]
-    counts, names = _class_counts(data, len(table))
+    counts, class_names = _class_counts(data, len(table))
     return Clients(
         n_train=_column(table, "n_train", source).astype(np.int64),
         n_test=_column(table, "n_test", source).astype(np.int64),
-        names=[row.get("label") or row["client"] for row in table],
+        names=[row["client"] for row in table],
         domains=domains if any(domains) else None,
         counts=counts,
-        class_names=names,
+        class_names=class_names,
     )
 
 

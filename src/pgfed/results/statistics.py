@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from pgfed.data import npz
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -223,16 +220,6 @@ def correlate(
 
 
 # -- the matrix A ------------------------------------------------------------------------------
-
-
-# The arrays of alpha.npz, as `pairs.export` gives them.
-ALWAYS = ("start", "meetings")
-SOMETIMES = ("alpha", "data", "indices", "indptr", "shape", "last_ids", "last_products")
-
-
-def read_alpha(path: Path) -> dict[str, Any]:
-    """The arrays of alpha.npz: bounded, and without pickle."""
-    return npz.read(path, ALWAYS, SOMETIMES)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
-"""The first screen in words: did federating help, whom, and what did PGFed itself add?"""
+"""A run in words: did federating help, whom, and what did a method itself add to its control?
+
+One verdict, for the terminal, the page and Python.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from pgfed.results.comparison import FAMILY, Group, Method, different_settings
-from pgfed.results.differences import between, difference, meaning, signed
-from pgfed.results.formats import count, percent
-from pgfed.results.sentence import CONTROL, one_per_round
+from pgfed.methods.registry import BASELINE
+from pgfed.results.comparison import Group, Method, different_settings
+from pgfed.results.formats import between, count, difference, meaning, percent, signed
 from pgfed.results.statistics import Comparison, Gain
 
 FEW = 10  # clients, below which a bootstrap over them is crude
@@ -21,6 +24,11 @@ class Verdict:
     sentences: list[str]
     caveats: list[str]
 
+    @property
+    def lines(self) -> list[str]:
+        """All of it, in the order in which it is read."""
+        return [self.headline, *self.sentences, *self.caveats]
+
 
 def judge(group: Group) -> Verdict:
     """Everything the numbers allow to be said in a few sentences."""
@@ -31,7 +39,7 @@ def judge(group: Group) -> Verdict:
     if len(group.clients) == 1:
         return Verdict("One client: there is nothing to federate.", [], caveats(group))
     sound = [method for method in group.ranked if method.sound]
-    if not sound or any(m.base == "local" and m not in sound for m in group.ranked):
+    if not sound or any(m.base == BASELINE and m not in sound for m in group.ranked):
         headline = "Training failed, so it cannot be said whether federating helps."
         return Verdict(headline, [], caveats(group))
     headline, sentences = _help(group, sound)
@@ -45,8 +53,8 @@ def judge(group: Group) -> Verdict:
 def _help(group: Group, ranked: list[Method]) -> tuple[str, list[str]]:
     leader = ranked[0]
     score = percent(_last10(leader))
-    if leader.base == "local":
-        others = [method for method in ranked if method.base != "local"]
+    if leader.base == BASELINE:
+        others = [method for method in ranked if method.base != BASELINE]
         if not others:
             return f"Training alone reaches {score}; no other method was run.", []
         headline = f"Federating did not help: nothing beats training alone ({score})."
@@ -128,55 +136,73 @@ def _ties(group: Group, ranked: list[Method]) -> list[str]:
 
 
 def _explicit(group: Group, ranked: list[Method]) -> list[str]:
-    """PGFed never stands alone: its control is PGFed without the explicit objective."""
-    family = [method for method in ranked if method.base in FAMILY]
-    if not family:
+    """A method with a control never stands alone: what of its gain is its own?"""
+    able = [m for m in ranked if m.has_control]
+    if not able:
         return []
-    method = next((m for m in family if m.name == "pgfed"), family[0])
+    # The first in the tables; a variant only where its base was not run.
+    method = min(able, key=lambda m: (m.name != m.base, group.methods.index(m)))
+    without = ", ".join(f"{k} = {_shown(v)}" for k, v in (method.about.control or {}).items())
     control = group.control(method)
     if control is not None and control not in ranked:
         return []  # it failed, and the caveats say so
     found = None if control is None else group.compare(method, control)
     if control is None or found is None:
+        name = method.about.control_twin or f"{method.base} with {without}"
         return [
-            f"The run lacks {CONTROL}, PGFed's control with mu = 0, so it cannot be said what the "
-            f"explicit objective contributes: add {CONTROL} to the methods."
+            f"The run lacks {name}, the control of {method.label} ({without}), so it cannot be "
+            f"said what {method.label}'s own objective contributes: add {name} to the methods."
         ]
     return [
-        f"PGFed's explicit objective itself: {method.label} minus its control {control.label} "
-        f"(mu = 0) is {difference(found)} points ({between(found)}): {meaning(found)}."
+        f"What {method.label}'s own objective adds: {method.label} minus its control "
+        f"{control.label} ({without}) is {difference(found)} points ({between(found)}): "
+        f"{meaning(found)}."
+    ]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def one_per_round(cohort: int, clients: int) -> list[str]:
+    """What few clients and the default cohort come to."""
+    if cohort > 1 or clients == 1:
+        return []
+    return [
+        f"One of {clients} clients took part in each round, so nothing was averaged; "
+        "--set cohort=1.0 lets all of them."
     ]
 
 
 def caveats(group: Group) -> list[str]:
     """What a careful reader would ask."""
-    told = [line for method in group.methods for line in method.troubles()]
+    lines = [line for method in group.methods for line in method.troubles()]
     seeds = {len(method.runs) for method in group.methods}
     if seeds == {1}:
-        told.append("One seed: intervals speak about other clients, not about other seeds.")
+        lines.append("One seed: intervals speak about other clients, not about other seeds.")
     if len(group.clients) < FEW:
-        told.append(f"Only {count(len(group.clients), 'client')}: take the intervals as rough.")
+        lines.append(f"Only {count(len(group.clients), 'client')}: take the intervals as rough.")
     clients = len(group.clients)
-    told += one_per_round(group.folders[0].experiment.cohort_size(clients), clients)
+    lines += one_per_round(group.folders[0].experiment.cohort_size(clients), clients)
     rounds = {method.settings["rounds"] for method in group.methods}
     if len(rounds) > 1:
-        told.append(f"Methods ran for different numbers of rounds ({_list(rounds)}).")
+        lines.append(f"Methods ran for different numbers of rounds ({_list(rounds)}).")
     for method in group.methods:
         control = group.control(method)
         if control is not None and (keys := different_settings(method, control)):
-            told.append(
+            lines.append(
                 f"{method.label} and its control {control.label} also differ in {', '.join(keys)}."
             )
     without = int((group.clients.n_test == 0).sum())
     if without:
-        told.append(f"{count(without, 'client')} without test data left out of every mean.")
+        lines.append(f"{count(without, 'client')} without test data left out of every mean.")
     for folder in group.folders:
-        told += [
+        lines += [
             f"{method}, seed {seed}, has not finished ({count(done, 'round')} of "
             f"{folder.experiment.rounds} done) and is left out."
             for method, seed, done in folder.unfinished
         ]
-    return told
+    return lines
 
 
 def _upper(sentence: str) -> str:

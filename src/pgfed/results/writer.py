@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves behind.
+"""Write the run folder, while a run goes on and at its end.
 
 Every file but the growing history.jsonl is written under a temporary name, synced and renamed, so
 that a file that is there is whole.
@@ -6,85 +6,70 @@ that a file that is there is whole.
 
 from __future__ import annotations
 
-import csv
+import dataclasses
 import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Self
 
 import numpy as np
 import tomli_w
 
-from pgfed.config.experiment import Experiment, of_run
+from pgfed.config.experiment import FORMAT, Experiment, of_run
 from pgfed.data.federation import Federation
+from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.checkpoints import Checkpoints
 from pgfed.engine.durable import FolderLock, write_atomic
+from pgfed.engine.environment import environment
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import Keeper, Outcome, Setup
-from pgfed.errors import Interrupted, UserError
-from pgfed.results.environment import environment
-from pgfed.results.history import line_of, read_history, write_history
+from pgfed.engine.runs import Past, Setup
+from pgfed.errors import UserError
+from pgfed.methods import registry as algorithms
+from pgfed.results import layout
+from pgfed.results.history import line_of, write_history
+from pgfed.results.layout import csv_text, seed_folder
 from pgfed.results.models import complete_models, write_models
-from pgfed.results.statistics import read_alpha
+from pgfed.results.reader import read_evidence, read_finished, read_records
+from pgfed.results.runs import (
+    Evidence,
+    MethodInfo,
+    RunData,
+    SeedRun,
+    alone_of,
+    client_names,
+    client_rows,
+    clients_of,
+    evidence_of,
+    method_info,
+    seed_run_of,
+    summaries,
+    summary,
+)
 
 # Keys of [engine] that never change the result.
 PLACE = ("backend", "workers", "address", "device", "checkpoint_every", "state_memory")
 SAME_BITS = ("pgfed", "torch", "numpy")  # versions that decide the last bits
-# What comes of reading numbers from a text that is not what was written.
-_DAMAGE = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, csv.Error)
 HEADER = "# Complete: `pgfed run` with this file repeats the run.\n\n"
 
 
-def choose(out: Path | None, name: str) -> Path:
-    """Where the run will go: ``out``, or the first of runs/NAME, runs/NAME-2, ... that is free."""
-    if out is None:
-        out, number = Path("runs") / name, 1
-        while out.exists():
-            number += 1
-            out = Path("runs") / f"{name}-{number}"
-        return out
-    with _writing(out):
-        if out.exists() and not out.is_dir():
-            raise UserError(f"--out: {out} is a file; give a folder that is new or empty")
-        if out.is_dir() and any(out.iterdir()):
-            hint = f"`pgfed resume {out}` goes on with it, or " if is_run(out) else ""
-            raise UserError(
-                f"--out: {out} exists and is not empty; {hint}give another folder, or remove it "
-                "first"
-            )
-    return out
-
-
-def is_run(folder: Path) -> bool:
-    """Does this folder hold a run, finished or not?"""
-    return (folder / "experiment.toml").is_file()
-
-
-def interrupted(where: str, folder: Path, more: str = "") -> Interrupted:
-    """What to say of Ctrl+C: how to go on, if anything has begun. ``more`` follows that."""
-    goes_on = f"; `pgfed resume {folder}` goes on{more}" if is_run(folder) else ""
-    return Interrupted(f"interrupted during {where}{goes_on}")
-
-
-def check_same(experiment: Experiment, folder: Path) -> None:
+def check_same(experiment: Experiment, path: Path) -> None:
     """Refuse to go on with another experiment. Where it is run may differ: the result does not."""
-    asked, held = (flattened(e.document()) for e in (experiment, of_run(folder)))
+    asked, held = (flattened(e.document()) for e in (experiment, of_run(path)))
     place = {f"engine.{key}" for key in PLACE}
     for key in sorted((asked.keys() | held.keys()) - place):
         if asked.get(key) != held.get(key):
             raise UserError(
-                f"--resume: {folder} was started with {key} = {held.get(key)!r}, found "
-                f"{asked.get(key)!r}; `pgfed resume {folder}` goes on as it was started"
+                f"--resume: {path} was started with {key} = {held.get(key)!r}, found "
+                f"{asked.get(key)!r}; `pgfed resume {path}` goes on as it was started"
             )
 
 
-def flattened(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted keys to values."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
@@ -95,8 +80,36 @@ def flattened(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-class RunFolder(Keeper):
-    """Writes the folder while the run goes on (as a Watcher), and at the end of each method.
+def data_of(
+    setup: Setup, path: Path, about: dict[str, Any], runs: Mapping[tuple[str, int], SeedRun]
+) -> RunData:
+    """The data model of what has been run so far."""
+    by_method: dict[str, dict[int, SeedRun]] = {}
+    for method in setup.methods:
+        for seed in setup.experiment.seeds:
+            if (method, seed) in runs:
+                by_method.setdefault(method, {})[seed] = runs[method, seed]
+    return RunData(
+        path=path,
+        experiment=setup.experiment,
+        environment=about,
+        clients=clients_of(setup.federation),
+        methods=_methods(setup),
+        runs=by_method,
+        text=HEADER + tomli_w.dumps(setup.experiment.document()),
+    )
+
+
+def _methods(setup: Setup) -> dict[str, MethodInfo]:
+    found = {}
+    for name in setup.experiment.methods:
+        folder, base = algorithms.folder(name), setup.experiment.base(name)
+        found[folder] = method_info(base, setup.methods[folder], algorithms.summary(base))
+    return found
+
+
+class RunWriter(Callback, Past):
+    """Writes the folder while the run goes on, and at the end of each method.
 
     ``resume``: the folder holds a run that was cut short, and is gone on with. A method and seed
     has come to its end when its clients.csv is there, which is written last.
@@ -111,7 +124,10 @@ class RunFolder(Keeper):
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.path = path
+        self.runs: dict[tuple[str, int], SeedRun] = {}  # that have come to their end
         self._setup = setup
+        self._names = client_names(setup.federation)
+        self._about: dict[str, Any] = {}  # environment.json
         self._resume = resume
         self._warn = warn
         self._history: IO[str] | None = None
@@ -133,14 +149,16 @@ class RunFolder(Keeper):
         # Found out now rather than after the first round.
         with tempfile.TemporaryFile(dir=self.path):
             pass
-        if self._resume and (self.path / "environment.json").is_file():
+        if self._resume and layout.is_run(self.path) and of_run(self.path).format < FORMAT:
+            raise UserError(
+                f"{self.path}: was written by pgfed 0.1, which this version reads but does not go "
+                f"on with; `pgfed run {self.path / layout.EXPERIMENT} --out DIR` repeats it"
+            )
+        self._about = environment(self._setup.federation)
+        if self._resume and (self.path / layout.ENVIRONMENT).is_file():
             self._check_environment()
             return
-        document = tomli_w.dumps(self._setup.experiment.document())
-        write_atomic(self.path / "experiment.toml", HEADER + document)
-        write_atomic(self.path / "data.json", data_text(self._setup.federation))
-        # Last: a folder that has it has begun.
-        self._json("environment.json", environment(self._setup.federation))
+        write_beginning(self.data, data_text(self._setup.federation))
 
     def __exit__(self, *_: object) -> None:
         try:
@@ -151,13 +169,13 @@ class RunFolder(Keeper):
 
     def _check_environment(self) -> None:
         """The data must be the same; another torch or CPU may give other last bits."""
-        now = environment(self._setup.federation)
+        now, file = self._about, self.path / layout.ENVIRONMENT
         try:
-            then = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+            then = json.loads(file.read_text(encoding="utf-8"))
             changed = [k for k in SAME_BITS if then["packages"][k] != now["packages"][k]]
             fingerprint = then["data"]["fingerprint"]
-        except _DAMAGE as error:
-            raise UserError(f"{self.path / 'environment.json'}: is damaged ({error!r})") from None
+        except (LookupError, RecursionError, TypeError, ValueError) as error:
+            raise UserError(f"{file}: is damaged ({error!r})") from None
         if fingerprint != now["data"]["fingerprint"]:
             raise UserError(
                 f"{self.path}: the data is not what the run was started with (its fingerprint "
@@ -168,112 +186,109 @@ class RunFolder(Keeper):
                 f"{', '.join(changed)}: not the version the run was started with; its rounds from "
                 "here on may differ in their last bits"
             )
+        self._about = then
+
+    @property
+    def data(self) -> RunData:
+        """All that has come to its end so far."""
+        return data_of(self._setup, self.path, self._about, self.runs)
+
+    def folder(self, method: str, seed: int) -> Path:
+        return seed_folder(self.path, method, seed)
 
     # -- going on --------------------------------------------------------------------------------
 
     def checkpoints(self, method: str, seed: int) -> Checkpoints | None:
         every = self._setup.experiment.engine.checkpoint_every
-        folder = self.seed_folder(method, seed) / "checkpoint"
-        return Checkpoints(folder, every=every, warn=self._warn)
+        at = self.folder(method, seed) / layout.CHECKPOINT
+        return Checkpoints(at, every=every, warn=self._warn)
 
-    def history(self, method: str, seed: int) -> list[dict[str, Any]]:
-        return read_history(self.seed_folder(method, seed) / "history.jsonl")
+    def history(self, method: str, seed: int) -> list[Record]:
+        experiment = self._setup.experiment
+        return read_records(self.path, experiment, method, seed, self._names, strict=False)
 
-    def finished(self, method: str, seed: int) -> Outcome | None:
-        folder = self.seed_folder(method, seed)
-        if not (folder / "clients.csv").is_file():
-            return None
+    def finished(self, method: str, seed: int) -> list[Record] | None:
+        folder = self.folder(method, seed)
         try:
-            outcome = self._read_outcome(folder, method, seed)
-        except _DAMAGE as error:
+            experiment = self._setup.experiment
+            run = read_finished(self.path, experiment, method, seed, self._names)
+            if run is None:
+                return None
+            self.runs[method, seed] = run
+            self._check_sums(run)
+        except (UserError, ValueError) as error:
             raise UserError(
                 f"{folder}: its clients.csv or history.jsonl is damaged ({error}); remove "
                 "clients.csv to run it again"
             ) from None
-        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
-        return outcome
+        shutil.rmtree(folder / layout.CHECKPOINT, ignore_errors=True)
+        return run.history.records
 
-    def _read_outcome(self, folder: Path, method: str, seed: int) -> Outcome:
-        with (folder / "clients.csv").open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        if [row["client"] for row in rows] != list(map(str, range(len(self._setup.federation)))):
-            raise ValueError("not the run's clients")
-        history = self.history(method, seed)
-        if len(history) != self._setup.experiment.rounds:
-            raise ValueError(f"{len(history)} whole rounds")
-        matrix = folder / "alpha.npz"
-        alpha = read_alpha(matrix) if matrix.is_file() else None
-        algorithm = self._setup.methods[method]
-        outcome = Outcome.from_rows(algorithm, method, seed, history, rows, alpha)
-        trial = replace(outcome)  # a copy: what cannot be summed up shows itself now
-        trial.clients(self._setup.federation)
-        json.dumps(trial.summary, allow_nan=False)
-        return outcome
+    def _check_sums(self, run: SeedRun) -> None:
+        """What cannot be summed up shows itself now."""
+        data = self.data
+        info = data.methods[run.method]
+        json.dumps(summary(run, alone_of(data, run.seed), info, data.clients), allow_nan=False)
 
-    def seed_folder(self, method: str, seed: int) -> Path:
-        return self.path / method / f"seed-{seed}"
+    # -- a run -----------------------------------------------------------------------------------
 
-    def begin(self, method: str, seed: int, run: Run) -> None:
-        folder = self.seed_folder(method, seed)
+    def begin(self, method: str, run: Run) -> None:
+        folder = self.folder(method, run.seed)
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            write_history(folder / "history.jsonl", run.history)
+            write_history(folder / layout.HISTORY, run.history, self._names)
             self._history = self._open.enter_context(
-                (folder / "history.jsonl").open("a", encoding="utf-8")
+                (folder / layout.HISTORY).open("a", encoding="utf-8")
             )
 
-    def round(self, record: dict[str, Any]) -> None:
+    def round(self, method: str, run: Run, record: Record) -> None:
         assert self._history is not None, "begin() comes before round()"
         with _writing(self.path):
-            self._history.write(line_of(record))
+            self._history.write(line_of(record, self._names))
             self._history.flush()
             os.fsync(self._history.fileno())
 
-    def skip(self, outcome: Outcome) -> None:
-        """It is all there."""
-
-    def end(self, outcome: Outcome) -> None:
-        with _writing(self.path):
-            self._open.close()
-
     def best(self, method: str, run: Run) -> None:
         """The models of the best round so far; those of the one before it go."""
-        if not self._setup.keeps_models(run.seed):
-            return
-        folder = self.seed_folder(method, run.seed)
-        new = folder / f"models-round-{run.round:06}"
+        folder = self.folder(method, run.seed)
         with _writing(folder):
+            write_evidence(folder / layout.EVIDENCE, evidence_of(run))
+            if not self._setup.keeps_models(run.seed):
+                return
+            new = folder / f"models-round-{run.round:06}"
             if new.exists():  # a run that was cut short after this round, and goes on
                 shutil.rmtree(new)
-            write_models(
-                new, self._setup, run, method, [{"client": i} for i in range(run.info.clients)]
-            )
+            write_models(new, self._setup, run, method, [{"client": n} for n in self._names])
             for old in folder.glob("models-round-*"):
                 if old != new:
                     shutil.rmtree(old)
 
-    def keep(self, run: Run, outcome: Outcome) -> None:
+    def end(self, method: str, run: Run) -> None:
         """What is written once, after a run's last round."""
-        folder = self.seed_folder(outcome.method, outcome.seed)
-        rows = outcome.clients(self._setup.federation)
+        folder = self.folder(method, run.seed)
         with _writing(folder):
-            if outcome.alpha is not None:
-                arrays = io.BytesIO()
-                np.savez_compressed(arrays, **outcome.alpha)
-                write_atomic(folder / "alpha.npz", arrays.getvalue())
-            if self._setup.keeps_models(outcome.seed):
-                self._keep_models(folder, run, outcome.method, rows)
-            write_atomic(
-                folder / "clients.csv", csv_text(rows)
-            )  # this run is finished from here on
+            self._open.close()
+            finished = seed_run_of(method, run, self._evidence(folder, run))
+            self.runs[method, run.seed] = finished
+            data = self.data
+            if self._setup.keeps_models(run.seed):
+                rows = client_rows(finished, alone_of(data, run.seed), data.clients)
+                self._keep_models(folder, run, method, rows)
+            write_end(data, finished)
         self._forget(folder)
 
     def _forget(self, folder: Path) -> None:
         """Remove what only a run that is going on needs."""
-        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        shutil.rmtree(folder / layout.CHECKPOINT, ignore_errors=True)
+
+    def _evidence(self, folder: Path, run: Run) -> Evidence | None:
+        """Of the models that are kept: those of the best round, if there was one."""
+        best = self._setup.experiment.output.keep == "best" and not run.algorithm.scored_last
+        kept = read_evidence(folder / layout.EVIDENCE, run.info.clients, outputs=True)
+        return kept if best and kept is not None else evidence_of(run)
 
     def _keep_models(self, folder: Path, run: Run, method: str, rows: list[dict[str, Any]]) -> None:
-        models = folder / "models"
+        models = folder / layout.MODELS
         best = max(folder.glob("models-round-*/manifest.json"), default=None)
         if best is not None:
             complete_models(best.parent, rows)
@@ -285,12 +300,10 @@ class RunFolder(Keeper):
             shutil.rmtree(models, ignore_errors=True)  # of a run that was cut short right here
             write_models(models, self._setup, run, method, rows)
 
-    def finish(self, outcomes: list[Outcome]) -> None:
+    def finish(self) -> None:
+        """After the last of all runs."""
         with _writing(self.path):
-            self._json("summary.json", [outcome.summary for outcome in outcomes])
-
-    def _json(self, name: str, content: Any) -> None:
-        write_atomic(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+            write_summary(self.data)
 
 
 @contextmanager
@@ -303,16 +316,48 @@ def _writing(path: Path) -> Iterator[None]:
         raise UserError(f"{where}: cannot be written ({error.strerror or error})") from None
 
 
+def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    write_atomic(path, content.getvalue())
+
+
+def write_beginning(data: RunData, holdings: str) -> None:
+    """What is known before the first round; ``holdings``: the content of data.json."""
+    write_atomic(data.path / layout.EXPERIMENT, data.text)
+    write_atomic(data.path / layout.DATA, holdings)
+    said = {name: dataclasses.asdict(info) for name, info in data.methods.items()}
+    write_json(data.path / layout.METHODS, said)
+    # Last: a folder that has it has begun.
+    write_json(data.path / layout.ENVIRONMENT, data.environment)
+
+
+def write_end(data: RunData, run: SeedRun) -> None:
+    """What a method left under a seed; its history and models are there already."""
+    folder = seed_folder(data.path, run.method, run.seed)
+    if run.matrix is not None:
+        _write_arrays(folder / layout.ALPHA, run.matrix)
+    if run.evidence is not None:
+        write_evidence(folder / layout.EVIDENCE, run.evidence)
+    rows = client_rows(run, alone_of(data, run.seed), data.clients)
+    write_atomic(folder / layout.CLIENTS, csv_text(rows))  # this run is finished from here on
+
+
+def write_summary(data: RunData) -> None:
+    """After the last of all runs."""
+    write_json(data.path / layout.SUMMARY, summaries(data))
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_atomic(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_evidence(path: Path, evidence: Evidence) -> None:
+    _write_arrays(path, dataclasses.asdict(evidence))
+
+
 def data_text(federation: Federation) -> str:
     """Who holds what: the content of data.json, a line per client."""
     names = json.dumps(list(federation.class_names))
     clients = ",\n".join(json.dumps(row, allow_nan=False) for row in federation.table())
     return f'{{"class_names": {names}, "clients": [\n{clients}\n]}}\n'
-
-
-def csv_text(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

@@ -12,10 +12,13 @@ import numpy as np
 from pgfed.config.experiment import IN_MEMORY
 from pgfed.data import matching as agreed
 from pgfed.data.federation import Shard, build_seat
+from pgfed.engine.runs import load_federation
 from pgfed.errors import UserError
-from pgfed.results.finished import RunFolder, client_name
-from pgfed.results.loading import Diverged, Model
+from pgfed.methods.registry import BASELINE
+from pgfed.results import layout
 from pgfed.results.manifest import Manifest
+from pgfed.results.models import Diverged, Model, kept_models
+from pgfed.results.runs import RunData, client_title
 from pgfed.takehome.metrics import Scores, probabilities, score
 
 
@@ -60,7 +63,7 @@ class Evaluation:
 
 
 def evaluate(
-    run: RunFolder,
+    run: RunData,
     client: int,
     *,
     method: str | None,
@@ -69,28 +72,29 @@ def evaluate(
     data_root: Path,
 ) -> Evaluation:
     """The personalized models beside the Local one and the global ones."""
-    wanted, chosen = run.chosen(method), run.seed(seed)
-    has_local = "local" in run.methods
-    order = [*(["local"] if has_local else []), *(m for m in wanted if m != "local")]
+    wanted = layout.choose_methods(run.experiment, run.path, method)
+    chosen = layout.choose_seed(run.experiment, seed)
+    has_local = BASELINE in layout.methods_of(run.experiment)
+    order = [*([BASELINE] if has_local else []), *(m for m in wanted if m != BASELINE)]
     models, diverged = [], []
     for m in order:
         # Local has no global model: what it gives to new clients is the untrained start.
-        for kind in ("personal",) if m == "local" else ("personal", "global"):
+        kept = kept_models(run.path, m, chosen)
+        for kind in ("personal",) if m == BASELINE else ("personal", "global"):
             try:
                 personal = kind == "personal"
-                model = run.personal(m, chosen, client) if personal else run.shared(m, chosen)
+                model = kept.personal_model(client) if personal else kept.shared_model()
                 models.append((m, kind, model))
             except Diverged as error:
                 diverged.append(error)
     if not models:
         raise diverged[0]
     first = models[0][2]
-    row = next(row for row in first.manifest.clients if row.client == client)
     shard, unchanged = _data(run, client, first.manifest, data, data_root)
     rows = [Row(m, kind, _score(model, shard)) for m, kind, model in models]
     return Evaluation(
         client=client,
-        name=client_name(row.model_dump()),
+        name=client_title(run.clients, client),
         seed=chosen,
         data=data or "own test data",
         unchanged=unchanged,
@@ -106,7 +110,7 @@ def _score(model: Model, shard: Shard) -> Scores:
 
 
 def _data(
-    run: RunFolder, client: int, about: Manifest, name: str | None, root: Path
+    run: RunData, client: int, about: Manifest, name: str | None, root: Path
 ) -> tuple[Shard, bool | None]:
     if name is not None:
         return samples(name, about, root), None
@@ -115,7 +119,7 @@ def _data(
             f"{run.path}: ran on arrays passed from Python, which are not in the folder; "
             "give them with --data npz:PATH"
         )
-    federation = run.federation(root)
+    federation, _ = load_federation(run.experiment.data, root)
     same_form = federation.input_shape == about.shape and federation.class_names == tuple(
         about.classes
     )

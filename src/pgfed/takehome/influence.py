@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pgfed.errors import UserError
-from pgfed.results.finished import RunFolder, client_name
-from pgfed.results.statistics import Pairs, read_alpha
+from pgfed.results import layout
+from pgfed.results.reader import finished_run
+from pgfed.results.runs import RunData, client_title
+from pgfed.results.statistics import Pairs
 from pgfed.takehome.figures import drawing
 
 _CARE = "Read it with care: "
@@ -57,25 +59,28 @@ class Reasons:
         return dataclasses.asdict(self)
 
 
-def why(run: RunFolder, client: int, *, method: str | None, seed: int | None) -> Reasons:
+def why(run: RunData, client: int, *, method: str | None, seed: int | None) -> Reasons:
     """The row of A, the parts of the last auxiliary gradient, and how often they met."""
-    chosen = run.seed(seed)
-    name = _pgfed(run, chosen) if method is None else run.method(method)
-    rows = run.clients(name, chosen)
-    if client >= len(rows):
-        raise UserError(f"client: found {client}; allowed: 0 to {len(rows) - 1}")
-    path = run.seed_folder(name, chosen) / "alpha.npz"
-    if not path.is_file():
+    chosen = layout.choose_seed(run.experiment, seed)
+    if method is None:
+        name = _pgfed(run, chosen)
+    else:
+        name = layout.choose_method(run.experiment, run.path, method)
+    found = finished_run(run, name, chosen)
+    client = layout.choose_client(run.clients.names, client)
+    pairs = found.alpha
+    if found.matrix is None or pairs is None:
         raise UserError(f"method: {name} learns no matrix of weights; the PGFed family does")
-    pairs, shares = _read(path, client, len(rows))
+    path = layout.seed_folder(run.path, name, chosen) / layout.ALPHA
+    shares = _checked_shares(path, pairs, found.matrix, client)
     mine = pairs.row == client
     change = dict(zip(pairs.column[mine].tolist(), pairs.change[mine].tolist(), strict=True))
     met = dict(zip(pairs.column[mine].tolist(), pairs.meetings[mine].tolist(), strict=True))
     weights = [
         Weight(
             client=j,
-            name=client_name(rows[j]),
-            n_train=int(rows[j]["n_train"]),
+            name=client_title(run.clients, j),
+            n_train=int(run.clients.n_train[j]),
             met=met.get(j, 0),
             weight=pairs.start + change.get(j, 0.0),
             change=change.get(j, 0.0),
@@ -86,7 +91,7 @@ def why(run: RunFolder, client: int, *, method: str | None, seed: int | None) ->
     weights.sort(key=lambda w: (-w.weight, w.client))
     return Reasons(
         client=client,
-        name=client_name(rows[client]),
+        name=client_title(run.clients, client),
         method=name,
         seed=chosen,
         start=pairs.start,
@@ -96,10 +101,10 @@ def why(run: RunFolder, client: int, *, method: str | None, seed: int | None) ->
     )
 
 
-def _pgfed(run: RunFolder, seed: int) -> str:
+def _pgfed(run: RunData, seed: int) -> str:
     """The first method that learned a matrix."""
-    for name in run.methods:
-        if (run.seed_folder(name, seed) / "alpha.npz").is_file():
+    for name, runs in run.runs.items():
+        if seed in runs and runs[seed].matrix is not None:
             return name
     raise UserError(
         f"{run.path}: no finished method of the PGFed family with seed {seed}; the others learn "
@@ -107,22 +112,18 @@ def _pgfed(run: RunFolder, seed: int) -> str:
     )
 
 
-def _gradient(run: RunFolder, method: str) -> str:
+def _gradient(run: RunData, method: str) -> str:
     """Whose gradient the weights moved along."""
     exact = run.experiment.method.get(method, {}).get("alpha_gradient") == "exact"
     return "exact" if exact else "mean"
 
 
-def _read(path: Path, client: int, clients: int) -> tuple[Pairs, dict[int, float]]:
-    """A by the pairs that met, and each gradient's share of the last auxiliary gradient."""
+def _checked_shares(
+    path: Path, pairs: Pairs, arrays: dict[str, Any], client: int
+) -> dict[int, float]:
+    """Each gradient's share of the last auxiliary gradient."""
     try:
-        arrays = read_alpha(path)
-        pairs = Pairs.read(arrays)
-        if pairs.clients != clients:
-            raise ValueError(f"{pairs.clients} clients, but clients.csv has {clients}")
-        return pairs, _shares(pairs, arrays, client)
-    except UserError:
-        raise
+        return _shares(pairs, arrays, client)
     except Exception as error:  # arrays that do not fit together raise a dozen kinds
         raise UserError(f"{path}: not a matrix of weights ({error})") from None
 

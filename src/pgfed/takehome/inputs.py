@@ -17,7 +17,7 @@ from pgfed.data import npz
 from pgfed.data.folder import COLOUR_MODES, LITTER, opened
 from pgfed.data.matching import form
 from pgfed.errors import UserError
-from pgfed.results.loading import Model
+from pgfed.results.models import Model
 
 BATCH = 256
 

@@ -7,8 +7,6 @@ validation share of the training data; the test data only tells how good the res
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,12 +26,13 @@ from pgfed.methods.settings import TrainConfig
 from pgfed.methods.steps import fine_tuned
 from pgfed.model.networks import make_task
 from pgfed.model.task import Task
-from pgfed.results.finished import RunFolder
-from pgfed.results.loading import Model
-from pgfed.results.models import write_manifest, write_model
+from pgfed.results import layout
+from pgfed.results.layout import csv_text
+from pgfed.results.models import Model, kept_models, write_manifest, write_model
+from pgfed.results.runs import RunData
 from pgfed.takehome.figures import drawing
 
-ALONE = "local"
+ALONE = algorithms.BASELINE
 VALIDATION = 0.2  # of the training data, where the run has no validation share of its own
 FILE = "model.safetensors"
 TRAINED = ("batch_size", "lr", "momentum")  # settings of the fine-tuning
@@ -102,7 +101,7 @@ class Onboarding:
 
 
 def onboard(
-    run: RunFolder,
+    run: RunData,
     data: str,
     *,
     method: str | None,
@@ -114,8 +113,9 @@ def onboard(
     """Fine-tune for the new site, from each method asked for and from the untrained start."""
     if lr is not None and not 0 < lr < float("inf"):
         raise UserError(f"--lr: found {lr}; allowed: a number above 0")
-    chosen = run.seed(seed)
-    models = {name: run.shared(name, chosen) for name in run.chosen(method)}
+    chosen = layout.choose_seed(run.experiment, seed)
+    methods = layout.choose_methods(run.experiment, run.path, method)
+    models = {name: kept_models(run.path, name, chosen).shared_model() for name in methods}
     about = next(iter(models.values())).manifest
     table = run.experiment.data
     dataset = agreed.load(
@@ -153,9 +153,15 @@ def onboard(
     with one_thread():
         for name, (theta, source) in starts.items():
             curve, best, tuned = tune(task, theta, site, streams, train)
-            start = algorithms.get(run.experiment.base(name)).new_client_start
+            start = _start(run, name)
             newcomers.append(Newcomer(name, start, source, curve, best, task.named(tuned)))
     return Onboarding(data, chosen, train, site, newcomers)
+
+
+def _start(run: RunData, method: str) -> str:
+    """What a new client starts from, in words; 0.1 did not write that down."""
+    said = run.methods[method].new_client_start if method in run.methods else None
+    return said or algorithms.get(run.experiment.base(method)).new_client_start
 
 
 def tune(
@@ -212,7 +218,8 @@ def write(result: Onboarding, out: Path) -> None:
         folder = out / newcomer.method
         try:
             folder.mkdir(parents=True)
-            write_atomic(folder / "curve.csv", _csv(newcomer.curve))
+            rows = [asdict(epoch) for epoch in newcomer.curve]
+            write_atomic(folder / "curve.csv", csv_text(rows))
             file = write_model(folder / FILE, newcomer.values)
             write_manifest(folder, _manifest(newcomer, result, file))
         except OSError as error:
@@ -238,24 +245,17 @@ def _manifest(newcomer: Newcomer, result: Onboarding, file: dict[str, str]) -> d
         },
         "clients": [
             {
-                "client": 0,
+                "client": "0",
+                "id": 0,
                 **sizes,
-                "accuracy": after.test_accuracy,
+                "score": after.test_accuracy,
                 "loss": after.test_loss,
-                "validation_accuracy": after.validation_accuracy,
-                "gain_over_local": gain,
+                "validation_score": after.validation_accuracy,
+                "gain": gain,
                 **file,
             }
         ],
     }
-
-
-def _csv(curve: Sequence[Epoch]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(asdict(curve[0])), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(epoch) for epoch in curve)
-    return text.getvalue()
 
 
 def figure(result: Onboarding, path: Path) -> Path:

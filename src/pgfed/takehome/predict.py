@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from pgfed.results.loading import Model
+from pgfed.results.layout import csv_text
+from pgfed.results.models import Model
 from pgfed.takehome.inputs import batches
 
 
@@ -36,10 +35,8 @@ def predict(model: Model, paths: Sequence[Path], *, resize: bool) -> list[Predic
 
 
 def as_csv(predictions: Sequence[Prediction]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "row", "class", "probability"])
-    for p in predictions:
-        row = "" if p.row is None else p.row
-        writer.writerow([p.file, row, p.label, f"{p.probability:.6f}"])
-    return text.getvalue()
+    rows = [
+        {"file": p.file, "row": p.row, "class": p.label, "probability": f"{p.probability:.6f}"}
+        for p in predictions
+    ]
+    return csv_text(rows, ("file", "row", "class", "probability"))

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from pgfed.config.experiment import LAST
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import available_cores
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import LAST, Setup
+from pgfed.engine.runs import Setup
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.randomness import draw_cohort
 

@@ -6,8 +6,6 @@ small file named by a hash of everything it depends on, so the same sweep goes o
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import time
@@ -23,11 +21,15 @@ from pgfed.config.experiment import BASE, Experiment, make_methods, toml_value
 from pgfed.config.schema import shown
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.process import available_cores
+from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.durable import sha256, write_atomic
 from pgfed.engine.parallel import jobs_for, side_by_side
-from pgfed.engine.runs import LAST, Keeper, Setup, execute, load_federation, prepare
+from pgfed.engine.rounds import Run
+from pgfed.engine.runs import Setup, execute, load_federation, prepare
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
+from pgfed.results.history import last_scores
+from pgfed.results.layout import csv_text
 
 Grid = dict[str, list[Any]]  # key of [method.NAME] -> values
 
@@ -47,7 +49,7 @@ class Try:
 
     def key(self, federation: Federation) -> str:
         """The same for the same result: where and how fast it is computed does not count."""
-        document = self.experiment.model_dump(exclude={"name", "engine", "output"})
+        document = self.experiment.model_dump(exclude={"format", "name", "engine", "output"})
         text = json.dumps([document, federation.fingerprint], sort_keys=True)
         return sha256(text.encode())[:16]
 
@@ -82,8 +84,8 @@ def grids(experiment: Experiment, options: Sequence[str] = ()) -> dict[str, Grid
     folders = [algorithms.folder(name) for name in experiment.methods]
     own = [f for f in folders if BASE not in experiment.method.get(f, {})]
     if not given:
-        classes = {algorithms.folder(name): algorithms.get(name) for name in experiment.methods}
-        return {folder: {"lr": RATES, **classes[folder].grid} for folder in own}
+        names = dict(zip(folders, experiment.methods, strict=True))
+        return {folder: {"lr": RATES, **algorithms.get(names[folder]).grid} for folder in own}
     found: dict[str, Grid] = {folder: {} for folder in folders}
     # Those of one method last: they count more.
     for key, values in sorted(given.items(), key=lambda item: item[0].startswith("method.")):
@@ -145,6 +147,15 @@ def plan(experiment: Experiment, of: Mapping[str, Grid]) -> list[Try]:
 
 
 # -- trying ------------------------------------------------------------------------------------
+
+
+class _Rounds(Callback):
+    """What a try needs of its one run."""
+
+    records: list[Record]
+
+    def end(self, method: str, run: Run) -> None:
+        self.records = run.history
 
 
 class Sweep:
@@ -223,13 +234,9 @@ class Sweep:
             yield Tried(t.method, t.settings, **result, key=key)
 
     def _score(self, experiment: Experiment) -> float:
-        (outcome,) = execute(self._setup(experiment), [], Keeper())
-        last = [
-            record["mean_validation_score"]
-            for record in outcome.history[-LAST:]
-            if record.get("mean_validation_score") is not None
-        ]
-        return float(np.mean(last))
+        rounds = _Rounds()
+        execute(self._setup(experiment), [rounds])
+        return float(np.mean(last_scores(rounds.records, "mean_validation_score")))
 
     def _setup(self, experiment: Experiment) -> Setup:
         return prepare(experiment, self._root, federation=self.federation)
@@ -289,12 +296,15 @@ def at_the_end(of: Mapping[str, Grid], chosen: Mapping[str, Tried]) -> list[str]
 
 def _csv(tried: Sequence[Tried], chosen: Mapping[str, Tried]) -> str:
     keys = list(dict.fromkeys(key for one in tried for key in one.settings))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", *keys, "validation_accuracy", "best", "seconds", "try"])
-    for one in tried:
-        values = [one.settings.get(key, "") for key in keys]
-        is_best = one is chosen[one.method]
-        row = [one.validation_accuracy, "yes" if is_best else "", round(one.seconds, 1), one.key]
-        writer.writerow([one.method, *values, *row])
-    return text.getvalue()
+    rows = [
+        {
+            "method": one.method,
+            **{key: one.settings.get(key, "") for key in keys},
+            "validation_accuracy": one.validation_accuracy,
+            "best": "yes" if one is chosen[one.method] else "",
+            "seconds": round(one.seconds, 1),
+            "try": one.key,
+        }
+        for one in tried
+    ]
+    return csv_text(rows)

@@ -11,14 +11,28 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pgfed.results.formats import count, duration, size
+from pgfed.methods.registry import BASELINE
+from pgfed.results.comparison import Group, Method, Score, group
+from pgfed.results.formats import count, duration, percent, points, size
+from pgfed.results.verdict import judge
 
 if TYPE_CHECKING:
     from pgfed.data.federation import Federation
-    from pgfed.engine.runs import Outcome, Setup
+    from pgfed.engine.runs import Setup
     from pgfed.methods.contract import Algorithm
+    from pgfed.results.runs import RunData
     from pgfed.tuning.cost import Estimate
 
+COLUMNS = (
+    "method",
+    "last 10 rounds",
+    "best (on test)",
+    "gain over Local",
+    "clients gained",
+    "clients harmed",
+    "sent",
+    "images/s",
+)
 PIPED_WIDTH = 120  # columns where the output is no terminal
 MANY_CLIENTS = 60  # beyond this many a table of clients is cut
 MANY_CLASSES = 20  # beyond this many their shares are not drawn
@@ -30,21 +44,38 @@ def console() -> Console:
     return Console(file=sys.stdout, highlight=False, width=PIPED_WIDTH if plain else None)
 
 
-def outcomes(of: Sequence[Outcome], folder: Path, page: Path | None = None) -> None:
+def outcomes(run: RunData, page: Path | None = None) -> None:
     """The table per method, the verdict, and where the rest is."""
-    from pgfed.results import sentence as verdict
-
+    (found,) = group([run])
     screen = console()
-    screen.print(table(verdict.COLUMNS, [list(row.values()) for row in verdict.rows(of)]))
-    without = sum(1 for score in of[0].final if np.isnan(score))
-    if without:
-        screen.print(f"{count(without, 'client')} without test data left out of the means.")
-    for line in verdict.troubles(of):
+    screen.print(table(COLUMNS, outcome_rows(found)))
+    for line in judge(found).lines:
         screen.print(line, soft_wrap=True, markup=False)
-    screen.print(verdict.sentence(of), soft_wrap=True)
-    screen.print(f"Run folder: {folder}", soft_wrap=True, markup=False)
+    screen.print(f"Run folder: {run.path}", soft_wrap=True, markup=False)
     if page is not None:
         screen.print(f"Report: {page}", soft_wrap=True, markup=False)
+
+
+def outcome_rows(of: Group) -> list[list[str]]:
+    """One row per method, means over its seeds; clients gain by their mean over the seeds."""
+    rows = []
+    for method in of.methods:
+        gain, alone = of.gain(method), method.base == BASELINE
+        speed = method.images_per_second()
+        cells = [
+            "" if alone else points(None if gain is None else gain.mean),
+            "" if alone else "–" if gain is None else f"{gain.gained:,}",
+            "" if alone else "–" if gain is None else f"{gain.harmed:,}",
+            size(method.sent()),
+            "–" if speed is None else f"{speed:,.0f}",
+        ]
+        rows.append([method.label, _mean(method, "last10"), _mean(method, "best"), *cells])
+    return rows
+
+
+def _mean(method: Method, which: Score) -> str:
+    scores = method.accuracy(which)
+    return percent(float(np.mean(scores)) if scores else None)
 
 
 def dry_run(setup: Setup, estimates: Sequence[Estimate], memory: float) -> None:

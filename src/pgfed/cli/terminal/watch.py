@@ -14,11 +14,11 @@ from rich.text import Text
 
 from pgfed.config import experiment
 from pgfed.engine.durable import in_use
-from pgfed.errors import UserError
-from pgfed.methods import registry as algorithms
+from pgfed.results import layout
 from pgfed.results.formats import count, duration, percent, size
-from pgfed.results.history import read_history
-from pgfed.results.reader import how_to_go_on
+from pgfed.results.history import History
+from pgfed.results.layout import how_to_go_on, seed_folder
+from pgfed.results.reader import read_curves
 
 INTERVAL = 1.0  # seconds
 BARS = "▁▂▃▄▅▆▇█"
@@ -32,12 +32,16 @@ class Progress:
     method: str
     seed: int
     rounds: int  # to do in all
-    done: int = 0
-    accuracy: tuple[float, ...] = ()  # of the scored rounds
-    sent: float = 0.0
-    images: int = 0
-    train_seconds: float = 0.0
-    seconds: float = 0.0
+    history: History
+
+    @property
+    def done(self) -> int:
+        return len(self.history.rounds)
+
+    @property
+    def accuracy(self) -> tuple[float, ...]:
+        """Of the scored rounds."""
+        return tuple(a for a in self.history.accuracy if a is not None)
 
     @property
     def finished(self) -> bool:
@@ -55,34 +59,17 @@ class Watched:
     def progress(self) -> list[Progress]:
         return [
             self._one(method, seed)
-            for method in map(algorithms.folder, self.experiment.methods)
+            for method in layout.methods_of(self.experiment)
             for seed in self.experiment.seeds
         ]
 
     def _one(self, method: str, seed: int) -> Progress:
-        path = self.folder / method / f"seed-{seed}" / "history.jsonl"
+        path = seed_folder(self.folder, method, seed) / layout.HISTORY
         length = path.stat().st_size if path.is_file() else 0
         if path not in self._known or self._known[path][0] != length:
-            self._known[path] = length, _read(path, method, seed, self.experiment.rounds)
+            history = read_curves(self.folder, self.experiment, method, seed)
+            self._known[path] = length, Progress(method, seed, self.experiment.rounds, history)
         return self._known[path][1]
-
-
-def _read(path: Path, method: str, seed: int, rounds: int) -> Progress:
-    records = read_history(path, strict=True)
-    try:
-        return Progress(
-            method,
-            seed,
-            rounds,
-            done=len(records),
-            accuracy=tuple(r["mean_score"] for r in records if r["mean_score"] is not None),
-            sent=sum(r["bytes_down"] + r["bytes_up"] for r in records),
-            images=sum(r["samples"] for r in records),
-            train_seconds=sum(r["train_seconds"] for r in records),
-            seconds=sum(r["seconds"] for r in records),
-        )
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: a record is damaged ({error!r})") from None
 
 
 def table(name: str, progress: list[Progress], running: bool) -> Table:
@@ -98,7 +85,8 @@ def table(name: str, progress: list[Progress], running: bool) -> Table:
         shown.add_column(heading, justify="right")
     for one in progress:
         style = "dim" if not one.done else "" if one.finished else "bold"
-        speed = f"{one.images / one.train_seconds:,.0f}" if one.train_seconds else "–"
+        seconds = one.history.train_seconds
+        speed = f"{one.history.samples / seconds:,.0f}" if seconds else "–"
         cells = [
             one.method,
             str(one.seed),
@@ -106,7 +94,7 @@ def table(name: str, progress: list[Progress], running: bool) -> Table:
             percent(one.accuracy[-1] if one.accuracy else None),
             percent(max(one.accuracy, default=None)),
             sparkline(one.accuracy),
-            size(one.sent),
+            size(one.history.sent[-1] if one.done else 0),
             speed,
         ]
         shown.add_row(*map(Text, cells), style=style)  # Text: a name is never read as markup
@@ -127,11 +115,11 @@ def _left(progress: list[Progress], running: bool) -> str:
     total = sum(one.rounds for one in progress)
     if done >= total:
         return "finished"
-    told = f"{done} of {count(total, 'round')}"
+    left = f"{done} of {count(total, 'round')}"
     if done and running:
-        seconds = sum(one.seconds for one in progress) / done * (total - done)
-        told += f", about {duration(seconds)} left"
-    return told
+        seconds = sum(one.history.seconds for one in progress) / done * (total - done)
+        left += f", about {duration(seconds)} left"
+    return left
 
 
 def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -152,8 +140,8 @@ def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.
     else:
         console.print(table(name, progress, running))
     if not (running or _finished(progress)):
-        told = f"Not running; {how_to_go_on(folder)}."
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        advice = f"Not running; {how_to_go_on(folder)}."
+        console.print(advice, markup=False, highlight=False, soft_wrap=True)
 
 
 def _finished(progress: list[Progress]) -> bool:

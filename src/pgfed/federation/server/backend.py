@@ -25,6 +25,7 @@ from pgfed.federation.flower.records import BadRecord, Head, pack, pull, unpack
 from pgfed.federation.server.seats import MESSAGE, Seats
 from pgfed.federation.server.status import Status
 from pgfed.methods.contract import Algorithm
+from pgfed.methods.registry import BASELINE
 from pgfed.methods.values import Message, State
 from pgfed.model.networks import Factory
 
@@ -84,10 +85,10 @@ class Flower(Backend):
         settled: Callable[[], None],
     ) -> None:
         super().__init__(seats.federation, model, head=head)
-        others = [name for name in methods if name != "local"]
-        self.asks = others or ["local"]  # the methods that messages are sent for
+        others = [name for name in methods if name != BASELINE]
+        self.asks = others or [BASELINE]  # the methods that messages are sent for
         # The one that `local` is trained alongside of.
-        self.carrier = others[0] if others and "local" in methods else None
+        self.carrier = others[0] if others and BASELINE in methods else None
         self.missed: dict[str, dict[int, str]] = {}  # stage -> clients that failed in it, and why
         self.facts: dict[int, SiteFacts] = {}  # of this round
         self._grid, self._seats, self._run, self._methods = grid, seats, run, methods
@@ -262,7 +263,7 @@ class Replay(Backend):
         self, stage: str, round: int, clients: Sequence[int], common: Message, payload: Payload
     ) -> Iterator[tuple[int, list[State]]]:
         for client in clients:
-            facts = self._sites[round].get(str(client), {})
+            facts = self._sites[round].get(client, {})
             if stage == "score" and "alone" in facts:
                 yield client, [_from_text(facts["alone"])]
             elif stage == "train" and facts.get("counted"):

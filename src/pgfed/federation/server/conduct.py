@@ -9,25 +9,32 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from flwr.serverapp import Grid
 
+from pgfed.config.experiment import FORMAT
+from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.checkpoints import Checkpoints
 from pgfed.engine.durable import write_atomic
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import Outcome, Setup, Watcher, compare, run_method
+from pgfed.engine.runs import Setup, run_method
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import RUN_FILE, FederationFolder, digest, load_experiment
-from pgfed.federation.folders.models import make_model, manifest, model_name
+from pgfed.federation.folders.models import make_model, model_name
 from pgfed.federation.server.backend import Flower, QuorumError, Replay
 from pgfed.federation.server.seats import Seats
 from pgfed.federation.server.status import Status
-from pgfed.results.models import GLOBAL, write_manifest, write_model
-from pgfed.results.writer import RunFolder, csv_text
+from pgfed.methods.registry import BASELINE
+from pgfed.results import layout
+from pgfed.results.layout import csv_text
+from pgfed.results.manifest import NAME
+from pgfed.results.models import GLOBAL, manifest, model_files, write_manifest, write_model
+from pgfed.results.runs import Evidence
+from pgfed.results.writer import RunWriter, write_json
 
 WRITTEN = "written.json"  # in a models folder: the sites that have written theirs
 
@@ -55,7 +62,8 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     federation = folder.agreement.without_data()
     task = make_model(folder.agreement, experiment, experiment.seeds[0])
     model, head = model_name(folder.agreement, experiment), experiment.model.head
-    setup = Setup(experiment, federation, methods, model, task.layout)
+    written = experiment.model_copy(update={"format": FORMAT})
+    setup = Setup(written, federation, methods, model, task.layout)
 
     folder.run.mkdir(exist_ok=True)
     run = _identify(folder.run, agreed)
@@ -80,12 +88,12 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
             _wait(seats, options, status)
             for seed in experiment.seeds:
                 for method in backend.asks:
-                    keeper.outcome(method, seed)
+                    keeper.run_unless_done(method, seed)
             keeper.close_up()
         except BaseException as error:
             expected = isinstance(error, UserError | QuorumError)
-            why = str(error) if expected else f"{type(error).__name__}: {error}"
-            status.write(state="failed", error=why)
+            reason = str(error) if expected else f"{type(error).__name__}: {error}"
+            status.write(state="failed", error=reason)
             raise
         status.write(state="finished")
 
@@ -116,12 +124,11 @@ def _wait(seats: Seats, options: Options, status: Status) -> None:
         )
 
 
-class FederationRun(RunFolder):
+class FederationRun(RunWriter):
     """A run folder whose clients are sites: their models stay with them."""
 
     def use(self, backend: Flower, seats: Seats, status: Status) -> None:
         self._backend, self._seats, self._status = backend, seats, status
-        self._outcomes: dict[tuple[str, int], Outcome] = {}
         self._checkpoints: Checkpoints | None = None
 
     def __enter__(self) -> Self:
@@ -130,37 +137,28 @@ class FederationRun(RunFolder):
         return self
 
     def _describe(self, **more: Any) -> None:
-        path = self.path / "environment.json"
-        self._json(path.name, {**json.loads(path.read_text()), **more})
+        self._about = {**self._about, **more}
+        write_json(self.path / layout.ENVIRONMENT, self._about)
 
     # -- running -------------------------------------------------------------------------------
 
-    def outcome(self, method: str, seed: int) -> None:
-        """Run this method, unless that has been done."""
-        alone = self._outcomes.get(("local", seed))
-        outcome = self.finished(method, seed)
-        if outcome is None:
+    def run_unless_done(self, method: str, seed: int) -> None:
+        if self.finished(method, seed) is None:
             sites = _Sites(self._backend, self._status, self._setup.experiment.rounds)
-            watchers: list[Watcher] = [sites, self]
-            outcome = run_method(self._setup, self._backend, method, seed, alone, watchers, self)
+            run_method(self._setup, self._backend, method, seed, [sites, self], self)
         elif method == self._backend.carrier:
-            alone = super().finished("local", seed)
+            alone = super().finished(BASELINE, seed)
             assert alone is not None, "it is written before the method it was trained beside"
-            compare(alone, None)
-            self._outcomes["local", seed] = alone
-        compare(outcome, self._outcomes.get(("local", seed)))
-        self._outcomes[method, seed] = outcome
 
     def close_up(self) -> None:
         """What is written at the very end."""
-        known = json.loads((self.path / "environment.json").read_text()).get("sites", {})
+        known = self._about.get("sites", {})
         self._describe(sites={**known, **{str(i): f for i, f in self._seats.facts.items()}})
-        setup = self._setup
-        self.finish([self._outcomes[m, s] for m in setup.methods for s in setup.experiment.seeds])
+        self.finish()
 
-    def finished(self, method: str, seed: int) -> Outcome | None:
+    def finished(self, method: str, seed: int) -> list[Record] | None:
         """A run is over when every site has its model."""
-        written = self.seed_folder(method, seed) / "models" / WRITTEN
+        written = self.folder(method, seed) / layout.MODELS / WRITTEN
         keeps = self._setup.keeps_models(seed)
         if keeps and len(_read(written)) < len(self._seats):
             return None
@@ -169,7 +167,7 @@ class FederationRun(RunFolder):
     def checkpoints(self, method: str, seed: int) -> Checkpoints | None:
         if method not in self._backend.asks:
             return None  # it is replayed from another method's history
-        folder = self.seed_folder(method, seed) / "checkpoint"
+        folder = self.folder(method, seed) / layout.CHECKPOINT
         self._checkpoints = Checkpoints(folder, warn=self._warn)
         return self._checkpoints
 
@@ -180,29 +178,31 @@ class FederationRun(RunFolder):
 
     # -- what stays ----------------------------------------------------------------------------
 
-    def keep(self, run: Run, outcome: Outcome) -> None:
-        if outcome.method == self._backend.carrier:
+    def end(self, method: str, run: Run) -> None:
+        if method == self._backend.carrier:
             replay = Replay(self._backend, run.history)
-            watchers: list[Watcher] = [_Alone(run.history), self]
-            alone = run_method(self._setup, replay, "local", run.seed, None, watchers, self)
-            self._outcomes["local", run.seed] = alone
-            compare(outcome, alone)
-        if outcome.method in self._backend.asks:
-            folder = self.seed_folder(outcome.method, run.seed)
-            write_atomic(folder / "sites.csv", csv_text(_site_rows(run)))
-        super().keep(run, outcome)
+            run_method(self._setup, replay, BASELINE, run.seed, [_Alone(run.history), self], self)
+        if method in self._backend.asks:
+            folder = self.folder(method, run.seed)
+            write_atomic(folder / "sites.csv", csv_text(_site_rows(run, self._names)))
+        super().end(method, run)
+
+    def _evidence(self, folder: Path, run: Run) -> Evidence | None:
+        """It stays with the sites: each writes its own beside its model."""
+        return None
 
     def _keep_models(self, folder: Path, run: Run, method: str, rows: list[dict[str, Any]]) -> None:
         """Each site writes its personalized model; the global one is kept here."""
         if method not in self._backend.asks:
             return
-        models = folder / "models"
+        models = folder / layout.MODELS
         models.mkdir(exist_ok=True)
+        names = model_files(self._setup.federation)
         files = _read_files(models)
         done = set(_read(models / WRITTEN))
         asked = [i for i in range(len(self._seats)) if i not in done]
         for i, theta in run.personal_models(asked):
-            files[i] = write_model(models / f"client-{i:04}.safetensors", run.task.named(theta))
+            files[i] = write_model(models / names[i], run.task.named(theta))
         missed = self._backend.missed["personal"]
         for i, reason in missed.items():
             self._warn(
@@ -210,30 +210,38 @@ class FederationRun(RunFolder):
                 "--resume asks it again"
             )
         content = manifest(
-            self._setup.experiment, method, run.algorithm, run.task, self._setup.federation,
-            round=run.round, seed=run.seed,
+            self._setup.experiment,
+            self._setup.federation,
+            method,
+            run.algorithm,
+            run.task,
+            round=run.round,
+            seed=run.seed,
             shared=write_model(models / GLOBAL, run.task.named(run.global_model())),
-            clients=[{**row, **files.get(row["client"], {})} for row in rows],
-        )  # fmt: skip
+            clients=[
+                {"client": row["client"], "id": i, **row, **files.get(i, {})}
+                for i, row in enumerate(rows)
+            ],
+        )
         write_manifest(models, content)
         done |= set(asked) - set(missed)
         write_atomic(models / WRITTEN, json.dumps(sorted(done)) + "\n")
 
     def _forget(self, folder: Path) -> None:
-        written = folder / "models" / WRITTEN
+        written = folder / layout.MODELS / WRITTEN
         if not written.is_file() or len(_read(written)) == len(self._seats):
             super()._forget(folder)
 
 
-def _site_rows(run: Run) -> list[dict[str, Any]]:
+def _site_rows(run: Run, names: Sequence[str]) -> list[dict[str, Any]]:
     """One line per site: how often it took part, what that took, and what failed last."""
     rows = []
-    for i in range(run.info.clients):
-        facts = [r["sites"].get(str(i), {}) for r in run.history if i in r["cohort"]]
+    for i, name in enumerate(names):
+        facts = [r["sites"].get(i, {}) for r in run.history if i in r["cohort"]]
         counted = [f for f in facts if f.get("counted")]
         drops = [d["reason"] for r in run.history for d in r["dropped"] if d["client"] == i]
         row: dict[str, Any] = {
-            "client": i,
+            "client": name,
             "asked": len(facts),
             "counted": len(counted),
             "missed": len(facts) - len(counted),
@@ -250,37 +258,24 @@ def _read(path: Path) -> list[int]:
 
 def _read_files(models: Path) -> dict[int, dict[str, str]]:
     """The copies that are here already."""
-    path = models / "manifest.json"
+    path = models / NAME
     rows = json.loads(path.read_text())["clients"] if path.is_file() else []
-    return {r["client"]: {k: r[k] for k in ("file", "sha256")} for r in rows if "file" in r}
+    return {r["id"]: {k: r[k] for k in ("file", "sha256")} for r in rows if "file" in r}
 
 
-class _Watcher:
-    """Adds to the records of rounds what only a real federation has."""
-
-    def begin(self, method: str, seed: int, run: Run) -> None:
-        """Nothing to say."""
-
-    def skip(self, outcome: Outcome) -> None:
-        """Nothing to say."""
-
-    def end(self, outcome: Outcome) -> None:
-        """Nothing to say."""
-
-
-class _Sites(_Watcher):
+class _Sites(Callback):
     """Per site its time, bytes and accuracy, and why it missed the round."""
 
     def __init__(self, backend: Flower, status: Status, rounds: int) -> None:
         self._backend, self._status, self._rounds = backend, status, rounds
 
-    def begin(self, method: str, seed: int, run: Run) -> None:
-        rounds, done = self._rounds, run.round
+    def begin(self, method: str, run: Run) -> None:
+        seed, rounds, done = run.seed, self._rounds, run.round
         if done:
             self._status.tell(f"{method}, seed {seed}: going on after round {done}")
         self._status.write(state="running", method=method, seed=seed, round=done, rounds=rounds)
 
-    def round(self, record: dict[str, Any]) -> None:
+    def round(self, method: str, run: Run, record: Record) -> None:
         missed = self._backend.missed["train"]
         for dropped in record["dropped"]:
             if dropped["reason"] == "no reply":
@@ -288,24 +283,24 @@ class _Sites(_Watcher):
             self._status.tell(
                 f"round {record['round']}, client {dropped['client']}: {dropped['reason']}"
             )
-        sites = {str(i): facts.record() for i, facts in self._backend.facts.items()}
+        sites = {i: facts.record() for i, facts in self._backend.facts.items()}
         for i, reason in self._backend.missed.get("score", {}).items():
-            sites.setdefault(str(i), {})["not_scored"] = reason
+            sites.setdefault(i, {})["not_scored"] = reason
         record["sites"] = sites
         self._status.round(record)
 
 
-class _Alone(_Watcher):
+class _Alone(Callback):
     """`local` was trained beside another method: what went wrong there went wrong here."""
 
-    def __init__(self, history: list[dict[str, Any]]) -> None:
-        self._carried = {record["round"]: record for record in history}
+    def __init__(self, history: list[Record]) -> None:
+        self._beside = {record["round"]: record for record in history}
 
-    def round(self, record: dict[str, Any]) -> None:
-        carrier = self._carried[record["round"]]
-        reasons = {d["client"]: d["reason"] for d in carrier["dropped"]}
+    def round(self, method: str, run: Run, record: Record) -> None:
+        beside = self._beside[record["round"]]
+        reasons = {d["client"]: d["reason"] for d in beside["dropped"]}
         for dropped in record["dropped"]:
             dropped["reason"] = reasons.get(dropped["client"], dropped["reason"])
         # Sites work side by side: the round took as long as the slowest.
-        took = max(record["client_seconds"].values(), default=carrier["train_seconds"])
+        took = max(record["client_seconds"].values(), default=beside["train_seconds"])
         record |= {"train_seconds": took, "seconds": took}

@@ -61,7 +61,7 @@ class Status:
     def round(self, record: dict[str, Any]) -> None:
         """A round has been run."""
         for i in record["cohort"]:
-            site, facts = self.site(i), record["sites"].get(str(i), {})
+            site, facts = self.site(i), record["sites"].get(i, {})
             if facts.get("counted"):
                 site["rounds"] += 1
                 site["seconds"] = facts["seconds"]
@@ -71,7 +71,7 @@ class Status:
                 site["missed"] += 1
         for i, facts in record["sites"].items():
             if "accuracy" in facts:
-                self.site(int(i))["accuracy"] = facts["accuracy"]
+                self.site(i)["accuracy"] = facts["accuracy"]
         self.write(round=record["round"], accuracy=record["mean_score"])
 
     def tell(self, text: str) -> None:

@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
@@ -30,12 +31,15 @@ from pgfed.errors import UserError
 from pgfed.federation.flower.records import BadRecord, Head, field, pack, unpack
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import load_private, sign_claim
-from pgfed.federation.folders.models import make_model, manifest
+from pgfed.federation.folders.models import make_model
 from pgfed.federation.site import data as sitedata
 from pgfed.methods.contract import FederationInfo
+from pgfed.methods.registry import BASELINE
 from pgfed.methods.values import State
-from pgfed.results.models import write_manifest, write_model
-from pgfed.results.writer import csv_text
+from pgfed.results.layout import EVIDENCE, csv_text, seed_folder
+from pgfed.results.models import manifest, write_manifest, write_model
+from pgfed.results.runs import Evidence
+from pgfed.results.writer import write_evidence
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +162,7 @@ class Site:
         update, seconds = self._train_one(side, states, round, 0 if afresh else base, parts)
         reply: Head = {"seconds": seconds, "afresh": afresh}
         if field(head, "alone", bool):
-            alone, own = self._side("local", side.seed), self._states(head, "local")
+            alone, own = self._side(BASELINE, side.seed), self._states(head, BASELINE)
             base = 0 if base > 0 and own.lost else base
             _, reply["alone_seconds"] = self._train_one(alone, own, round, base, {"message": {}})
         took = time.perf_counter() - began
@@ -181,7 +185,7 @@ class Site:
         base = field(head, "base", int)
         results = {"score": self._score_one(side, states, round, base, parts["message"])}
         if field(head, "alone", bool):
-            alone, own = self._side("local", side.seed), self._states(head, "local")
+            alone, own = self._side(BASELINE, side.seed), self._states(head, BASELINE)
             results["alone"] = self._score_one(alone, own, round, base, {})
             write_atomic(self._alone_file(head), json.dumps(results["alone"]))
         return {}, results
@@ -207,7 +211,8 @@ class Site:
         base = field(head, "base", int)
         state = states.load(base) if base else None
         (result,) = side.call("personal", self.client, round, state, parts["message"])
-        self._write_model(head, side, result["w"])
+        (found,) = side.call("evidence", self.client, round, state, parts["message"])
+        self._write_model(head, side, result["w"], found)
         asked = field(head, "copy", bool)
         return {}, {"personal": result} if asked and self.file.share_model else {}
 
@@ -243,7 +248,7 @@ class Site:
         return place
 
     def _states(self, head: Head, method: str) -> States:
-        return States(self._run_folder(head) / method / f"seed-{head['seed']}")
+        return States(seed_folder(self._run_folder(head), method, head["seed"]))
 
     def _alone_file(self, head: Head) -> Path:
         folder = self._run_folder(head)
@@ -252,7 +257,7 @@ class Site:
 
     # -- what stays at the site ----------------------------------------------------------------
 
-    def _write_model(self, head: Head, side: ClientSide, theta: Tensor) -> None:
+    def _write_model(self, head: Head, side: ClientSide, theta: Tensor, evidence: State) -> None:
         method, seed = head["method"], side.seed
         test = self.federation.test(self.client)
         accuracy = side.task.score(theta, test).score if len(test) else None
@@ -262,21 +267,29 @@ class Site:
             alone = scores.get(f"test_{side.task.objective.metric}")
         gain = None if accuracy is None or alone is None else round(accuracy - alone, 9)
         row = {
-            "client": self.client,
+            "client": str(self.client),
             "n_train": int(self.federation.n_train[self.client]),
             "n_test": len(test),
             "final": accuracy,
             "local": alone,
-            "gain_over_local": gain,
+            "gain": gain,
         }
-        folder = self.folder.models / method / f"seed-{seed}"
+        folder = seed_folder(self.folder.models, method, seed)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         file = write_model(folder / "model.safetensors", side.task.named(theta))
+        write_evidence(folder / EVIDENCE, _evidence(evidence))
         content = manifest(
-            self.experiment, method, side.algorithm, side.task, self.federation,
-            round=head["round"], seed=seed, shared=None, clients=[{**row, **file}],
-        )  # fmt: skip
+            self.experiment,
+            self.federation,
+            method,
+            side.algorithm,
+            side.task,
+            round=head["round"],
+            seed=seed,
+            shared=None,
+            clients=[{**row, "id": self.client, "score": accuracy, **file}],
+        )
         write_manifest(folder, content)
         self._report({k: head[k] for k in ("run", "method", "seed", "round")} | row)
         log.info("%s, seed %d: the personalized model is in %s", method, seed, folder)
@@ -288,5 +301,13 @@ class Site:
         rows: list[dict[str, Any]] = []
         if path.is_file():
             rows = list(csv.DictReader(path.read_text().splitlines()))
+            # As 0.1 called it.
+            rows = [{"gain" if k == "gain_over_local" else k: r[k] for k in r} for r in rows]
         rows = [r for r in rows if [r[k] for k in key] != [str(row[k]) for k in key]]
         write_atomic(path, csv_text([*rows, row]))
+
+
+def _evidence(found: State) -> Evidence:
+    """What the site's model gave for its own test samples."""
+    outcome = found["outcome"].numpy()
+    return Evidence(np.array([0, len(outcome)]), outcome, found["outputs"].numpy())

@@ -31,8 +31,8 @@ from pgfed.report.figures.specification import (
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group, Method
-from pgfed.results.differences import correlation
-from pgfed.results.reader import Clients
+from pgfed.results.formats import correlation
+from pgfed.results.runs import Clients
 from pgfed.results.statistics import Correlation, Gain, Ints
 
 # -- gains -------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pgfed.report import roles
 from pgfed.report.figures.specification import (
     Figure,
     Panel,
@@ -16,7 +15,7 @@ from pgfed.report.figures.specification import (
     spec,
 )
 from pgfed.results.comparison import Group, Method
-from pgfed.results.differences import signed
+from pgfed.results.formats import signed
 from pgfed.results.statistics import Comparison
 
 
@@ -25,7 +24,7 @@ def differences(group: Group, style: Style) -> Figure | None:
     if len(group.ranked) < 2:
         return None
     leader, *others = group.ranked
-    references = sorted(group.ranked, key=lambda method: not roles.is_control(method))
+    references = sorted(group.ranked, key=lambda method: not group.is_control(method))
     found = [group.compare(leader, method) for method in others]
     clear = sum(one is not None and one.clear for one in found)
     caption = (

@@ -27,8 +27,7 @@ from pgfed.report.figures.specification import (
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
-from pgfed.results.differences import correlation
-from pgfed.results.formats import percent
+from pgfed.results.formats import correlation, percent
 from pgfed.results.statistics import Correlation, Floats, Helpfulness, Ints
 
 HEAT = (

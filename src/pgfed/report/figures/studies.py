@@ -18,9 +18,8 @@ from pgfed.report.figures.specification import (
     spec,
 )
 from pgfed.results.comparison import Group
-from pgfed.results.differences import signed
-from pgfed.results.formats import count, percent
-from pgfed.results.reader import Arm
+from pgfed.results.formats import count, percent, signed
+from pgfed.results.runs import Arm
 
 # -- clients that come later -------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import numpy as np
 from pgfed.report.figures.specification import BLUE, DIVERGING, MAX_CLIENTS, VERMILLION
 from pgfed.report.images.drawing import blank, heat_map
 from pgfed.results.comparison import Group
-from pgfed.results.differences import correlation
+from pgfed.results.formats import correlation
 from pgfed.results.statistics import Correlation, Floats, Pairs
 
 

@@ -10,7 +10,7 @@ from pgfed.report.tables.cells import Cell, Column, Table, fill, integer, ratio,
 from pgfed.report.tables.clients import domain, domain_names
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group, Method
-from pgfed.results.differences import NONE, signed
+from pgfed.results.formats import NONE, signed
 
 
 @dataclass(frozen=True)

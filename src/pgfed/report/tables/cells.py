@@ -11,8 +11,7 @@ import numpy as np
 
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Method, Score
-from pgfed.results.differences import NONE, bracketed, correlation, signed
-from pgfed.results.formats import percent, size
+from pgfed.results.formats import NONE, bracketed, correlation, percent, signed, size
 from pgfed.results.statistics import Comparison, Correlation
 
 NAMED = 8  # clients, or reasons, that a cell names

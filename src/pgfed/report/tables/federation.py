@@ -23,8 +23,9 @@ from pgfed.report.tables.cells import (
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
-from pgfed.results.differences import NONE
-from pgfed.results.reader import NO_ATTACK, Folder, SeedRun, Site
+from pgfed.results.formats import NONE
+from pgfed.results.history import Site
+from pgfed.results.runs import NO_ATTACK, RunData, SeedRun
 
 # -- replies that did not count ----------------------------------------------------------------
 
@@ -139,7 +140,7 @@ class _UnderAttack:
     """A method's runs in one folder."""
 
     group: Group
-    folder: Folder
+    folder: RunData
     name: str
     runs: Mapping[int, SeedRun]
 

@@ -18,8 +18,7 @@ from pgfed.report.tables.cells import (
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Curve, Group, Method
-from pgfed.results.differences import NONE, meaning
-from pgfed.results.formats import size
+from pgfed.results.formats import NONE, meaning, size
 from pgfed.results.statistics import Comparison, Gain
 
 TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -56,7 +55,7 @@ def results(group: Group) -> Table:
     def standing(method: Method) -> _Standing:
         gain, local = group.gain(method), group.local(method)
         over = None if local is None or gain is None else group.compare(method, local)
-        note = "control" if roles.is_control(method) else ""
+        note = "control" if group.is_control(method) else ""
         return _Standing(method, gain, over, yardstick, note)
 
     return fill(
@@ -113,10 +112,10 @@ def control(group: Group) -> Table:
 
     return fill(
         "control",
-        f"{roles.CONTROL_IS}: trained and scored alike, without the other clients' "
+        "The control is PGFed with mu = 0: trained and scored alike, without the other clients' "
         "risks in the objective. The difference is what the explicit objective contributes.",
         _TRIAL,
-        [(method.label, trial(method)) for method in group.methods if roles.has_control(method)],
+        [(method.label, trial(method)) for method in group.methods if method.has_control],
     )
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
+from pgfed.engine.callbacks import Callback, Record
 from pgfed.results.formats import duration, percent
 
 if TYPE_CHECKING:
     from pgfed.engine.rounds import Run
-    from pgfed.engine.runs import Outcome
 
 EVERY = 2.0  # seconds between two plain lines
 
 
-class Progress:
+class Progress(Callback):
     """Counts rounds over all runs. Silent by itself; subclasses show what it knows."""
 
     def __init__(
@@ -30,18 +30,18 @@ class Progress:
         self.started = clock()
         self.method, self.seed = "", 0
         self.accuracy: float | None = None
-        self._images, self._seconds = 0, 0.0
+        self._samples, self._seconds = 0, 0.0
 
-    def begin(self, method: str, seed: int, run: Run) -> None:
-        self.method, self.seed = method, seed
+    def begin(self, method: str, run: Run) -> None:
+        self.method, self.seed = method, run.seed
         self.accuracy = None
         self.done += len(run.history)
-        self._images, self._seconds = 0, 0.0
+        self._samples, self._seconds = 0, 0.0
         if run.history:
-            self.tell(f"{method} seed {seed}: going on after round {len(run.history)}")
+            self.tell(f"{method} seed {run.seed}: going on after round {len(run.history)}")
 
-    def skip(self, outcome: Outcome) -> None:
-        self.done += len(outcome.history)
+    def skip(self, method: str, seed: int, history: list[Record]) -> None:
+        self.done += len(history)
 
     def warn(self, text: str) -> None:
         """Something the user should know, that is no error."""
@@ -50,17 +50,14 @@ class Progress:
     def tell(self, text: str) -> None:
         """A line of its own."""
 
-    def round(self, record: dict[str, Any]) -> None:
+    def round(self, method: str, run: Run, record: Record) -> None:
         self.done += 1
         self.ran += 1
-        self._images += record["samples"]
+        self._samples += record["samples"]
         self._seconds += record["train_seconds"]
         if record["mean_score"] is not None:
             self.accuracy = record["mean_score"]
         self.show(record["round"])
-
-    def end(self, outcome: Outcome) -> None:
-        """Nothing to say: the table at the end holds it."""
 
     def show(self, round: int) -> None:
         """Tell of a finished round."""
@@ -74,7 +71,7 @@ class Progress:
         left = (self.clock() - self.started) / self.ran * (self.total - self.done)
         return [
             f"accuracy {percent(self.accuracy)}",
-            f"{self._images / max(self._seconds, 1e-9):,.0f} images/s",
+            f"{self._samples / max(self._seconds, 1e-9):,.0f} images/s",
             f"{duration(left)} left",
         ]
 
@@ -171,39 +168,3 @@ def progress_for(stream: TextIO, runs: int, rounds: int, *, quiet: bool) -> Prog
     if stream.isatty():
         return LiveProgress(runs, rounds, stream)
     return PlainProgress(runs, rounds, stream)
-
-
-class Download:
-    """The bytes of a download: a bar on a terminal, silent elsewhere."""
-
-    def __init__(self, name: str, stream: TextIO) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
-        from rich.progress import Progress as Bar
-
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=Console(file=stream),
-            disable=not stream.isatty(),
-        )
-        self._task = self._bar.add_task(name, total=None)
-
-    def update(self, received: int, total: int | None) -> None:
-        self._bar.update(self._task, completed=received, total=total)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()

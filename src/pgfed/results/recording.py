@@ -1,0 +1,77 @@
+"""Run an experiment into a folder or in memory, and have its data model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pgfed.engine.callbacks import Callback
+from pgfed.engine.environment import environment
+from pgfed.engine.rounds import Run
+from pgfed.engine.runs import Setup, execute
+from pgfed.results import layout
+from pgfed.results.layout import seed_folder
+from pgfed.results.models import Models, ModelsInFolder, ModelsInMemory
+from pgfed.results.runs import Evidence, RunData, SeedRun, each_run, evidence_of, seed_run_of
+from pgfed.results.writer import RunWriter, data_of
+
+Kept = Mapping[tuple[str, int], Models]  # by method and seed
+
+
+def record(
+    setup: Setup,
+    folder: Path | None,
+    callbacks: Sequence[Callback] = (),
+    *,
+    resume: bool = False,
+    warn: Callable[[str], None] = lambda text: None,
+) -> tuple[RunData, Kept]:
+    """Run everything; with a folder the models are read back from it, without they are kept.
+
+    ``resume``: go on with what the folder holds. ``warn`` is told what is no error.
+    """
+    if folder is None:
+        memory = InMemory(setup)
+        execute(setup, [memory, *callbacks])
+        return memory.data, memory.models
+    with RunWriter(folder, setup, resume=resume, warn=warn) as writer:
+        execute(setup, [writer, *callbacks], writer)
+        writer.finish()
+    return writer.data, models_in(writer.data)
+
+
+def models_in(data: RunData) -> dict[tuple[str, int], Models]:
+    """The models that a run folder holds."""
+    found: dict[tuple[str, int], Models] = {}
+    for run in each_run(data):
+        folder = seed_folder(data.path, run.method, run.seed) / layout.MODELS
+        if folder.is_dir():
+            found[run.method, run.seed] = ModelsInFolder(folder)
+    return found
+
+
+class InMemory(Callback):
+    """Keeps what came out, and the models: of the best round where asked for, else of the last."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.runs: dict[tuple[str, int], SeedRun] = {}
+        self.models: dict[tuple[str, int], Models] = {}
+        self._evidence: dict[tuple[str, int], Evidence] = {}
+        self._setup = setup
+
+    def best(self, method: str, run: Run) -> None:
+        self._evidence[method, run.seed] = evidence_of(run)
+        if self._setup.keeps_models(run.seed):
+            self.models[method, run.seed] = ModelsInMemory(run)
+
+    def end(self, method: str, run: Run) -> None:
+        key = method, run.seed
+        if key not in self._evidence:
+            self.best(method, run)
+        self.runs[key] = seed_run_of(method, run, self._evidence[key])
+
+    @property
+    def data(self) -> RunData:
+        about = environment(self._setup.federation)
+        path = Path(self._setup.experiment.name)
+        return data_of(self._setup, path, about, self.runs)
