@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import torch
 from torch import nn
 
 from pgfed.config import experiment as experiments
-from pgfed.config.experiment import IN_MEMORY, Data, Experiment, from_dict
+from pgfed.config.experiment import IN_MEMORY, from_dict
 from pgfed.config.schema import dotted
+from pgfed.config.tables import Data, Experiment
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation
 from pgfed.engine.callbacks import Callback
@@ -79,7 +81,7 @@ def run(
     federation = None
     if not (data is None or isinstance(data, str)):
         federation, table = _federation(data, experiment.data, set(given))
-        experiment = experiment.model_copy(update={"data": table})
+        experiment = replace(experiment, data=table)
     setup = prepare(
         experiment,
         experiments.data_root(data_root),
@@ -240,8 +242,7 @@ def _federation(data: Any, table: Data, given: set[str]) -> tuple[Federation, Da
         about = [key for key in OPTIONS if OPTIONS[key].startswith("data.") and key in given]
         if about:
             raise UserError(f"option {about[0]!r}: the Federation that was passed has its own")
-        update = {"clients": len(data), "partition": "given"}
-        return data, table.model_copy(update=update)
+        return data, replace(table, clients=len(data), partition="given")
     if not (isinstance(data, tuple | list) and len(data) in (2, 3)):
         raise UserError(
             f"data: found {type(data).__name__}; allowed: a data set's name, (x, y), "

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from pathlib import Path
 
 import pytest
 import tomli_w
 
-from pgfed.config.experiment import Experiment, Train, data_root, from_dict, load, make_methods
+from pgfed.config.experiment import data_root, from_dict, load, make_methods
+from pgfed.config.tables import Experiment
 from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
-from pgfed.methods.settings import TrainConfig
 
 
 def test_every_key_has_a_default() -> None:
     assert load(None) == Experiment()
     assert Experiment().data.dataset == "digits"
-
-
-def test_training_defaults_are_those_of_the_core() -> None:
-    fields = {f.name: f.default for f in dataclasses.fields(TrainConfig)}
-    assert Train().model_dump() == fields
 
 
 def test_the_example_of_the_design_is_valid() -> None:

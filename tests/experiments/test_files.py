@@ -15,7 +15,8 @@ from experiments.commands import EXPERIMENTS, pgfed
 from pgfed import api
 from pgfed.cli.app import main
 from pgfed.cli.paper import explicit, new_clients
-from pgfed.config.experiment import Experiment, load, make_methods
+from pgfed.config.experiment import load, make_methods
+from pgfed.config.tables import Experiment
 from pgfed.engine.runs import prepare
 from pgfed.paper.printed import DATASETS, METHODS
 from pgfed.report import rendering as report

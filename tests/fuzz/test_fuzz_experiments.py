@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from fuzz.driving import attempt, drive, explore, share
 from fuzz.mutation import mutate
-from pgfed.config.experiment import Experiment, from_dict, load, make_methods
+from pgfed.config.experiment import from_dict, load, make_methods
 from pgfed.config.schema import dotted
+from pgfed.config.tables import Experiment
 from pgfed.data.dataset import Dataset
 from pgfed.engine.runs import divide
 from pgfed.methods.registry import METHODS

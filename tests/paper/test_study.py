@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -322,7 +323,7 @@ def test_new_clients_take_no_part(tmp_path: Path) -> None:
     table = from_dict({"data": data}).data
     assert [table.first_new(n) for n in (10, 100, 1, 3)] == [8, 75, 0, 2]
     some, resolved = load_federation(table, Path())
-    everyone, _ = load_federation(table.model_copy(update={"new_clients": 0.0}), Path())
+    everyone, _ = load_federation(replace(table, new_clients=0.0), Path())
     assert (len(some), len(everyone)) == (8, 10)
     assert (resolved.clients, resolved.new_clients) == (10, 0.25)
     assert len(some.y) == everyone.bounds[7, 3]

@@ -15,7 +15,8 @@ import pytest
 
 import pgfed as package
 from experiments.commands import contrary, pgfed
-from pgfed.config.experiment import Experiment, from_dict, load, make_methods
+from pgfed.config.experiment import from_dict, load, make_methods
+from pgfed.config.tables import Experiment
 from pgfed.engine.client import ClientError
 from pgfed.engine.parallel import side_by_side
 from pgfed.errors import UserError

@@ -76,8 +76,8 @@ def _as_setting(error: click.ClickException) -> str:
     """For one who writes --rounds 3: keys of the experiment file are set otherwise."""
     if not isinstance(error, click.NoSuchOption):
         return ""
-    from pgfed.config.experiment import Experiment
     from pgfed.config.schema import dotted
+    from pgfed.config.tables import Experiment
 
     name = error.option_name.lstrip("-").replace("-", "_")
     found = [key for key in dotted(Experiment) if name in (key, key.rpartition(".")[2])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from pgfed.cli.options import DataRoot, ExperimentFile, Quiet
 from pgfed.errors import UserError
 
 if TYPE_CHECKING:
-    from pgfed.config.experiment import Data, Experiment
+    from pgfed.config.tables import Data, Experiment
     from pgfed.data.federation import Federation
     from pgfed.engine.runs import Setup
     from pgfed.paper.explicit import Explicit
@@ -167,9 +168,7 @@ def _those_held_out(data: Data, data_root: Path | None) -> tuple[Federation, int
     from pgfed.config import experiment as experiments
     from pgfed.engine.runs import load_federation
 
-    everyone, _ = load_federation(
-        data.model_copy(update={"new_clients": 0.0}), experiments.data_root(data_root)
-    )
+    everyone, _ = load_federation(replace(data, new_clients=0.0), experiments.data_root(data_root))
     first = data.first_new(len(everyone))
     return everyone.between(first, len(everyone)), first
 
@@ -178,14 +177,10 @@ def _fine_tuned(
     start: Start, new: Federation, first: int, epochs: int, lr: float | None, quiet: bool
 ) -> tuple[list[Curve], float]:
     """Each method's curve at the new clients, and the learning rate that all had."""
-    from dataclasses import replace
-
-    from pgfed.methods.settings import TrainConfig
     from pgfed.paper import new_clients as study
 
     experiment = start.setup.experiment
-    train = TrainConfig(**experiment.train.model_dump())
-    train = train if lr is None else replace(train, lr=lr)
+    train = experiment.train if lr is None else replace(experiment.train, lr=lr)
 
     def done(number: int, of: int) -> None:
         if not quiet and (number == of or number % len(new) == 0):
@@ -249,12 +244,11 @@ def _start(
 def _fedavg_only(experiment: Experiment) -> Experiment:
     """FedAvg under one seed, with validation data to choose the step lengths on."""
     share = experiment.data.validation_share or 0.1
-    return experiment.model_copy(
-        update={
-            "methods": ["fedavg"],
-            "seeds": experiment.seeds[:1],
-            "data": experiment.data.model_copy(update={"validation_share": share}),
-        }
+    return replace(
+        experiment,
+        methods=["fedavg"],
+        seeds=experiment.seeds[:1],
+        data=replace(experiment.data, validation_share=share),
     )
 
 
@@ -262,8 +256,8 @@ def _hold_out(experiment: Experiment) -> Experiment:
     from pgfed.paper.new_clients import SHARE
 
     share = experiment.data.new_clients or SHARE
-    data = experiment.data.model_copy(update={"new_clients": share})
-    return experiment.model_copy(update={"data": data})
+    data = replace(experiment.data, new_clients=share)
+    return replace(experiment, data=data)
 
 
 def _numbers(option: str, text: str) -> list[float]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import types
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from pgfed.errors import UserError
+from pgfed.methods.settings import hints
 
-T = TypeVar("T", bound=BaseModel)
+T = TypeVar("T")
 
 
 class Table(BaseModel):
@@ -22,12 +24,47 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-def check(model: type[T], content: Mapping[str, Any], at: str = "") -> T:
-    """The content as a table, or one line about the first thing wrong in it."""
+def check(kind: type[T], content: Mapping[str, Any], at: str = "") -> T:
+    """The content as a table, or one line about the first thing wrong in it.
+
+    ``kind`` is a dataclass, whose fields may be tables too, or a `Table`.
+    """
+    model = model_of(kind)
     try:
-        return model.model_validate(content)
+        found = model.model_validate(content)
     except ValidationError as error:
         raise _explain(model, error.errors(include_url=False), at) from None
+    return found if isinstance(found, kind) else _built(kind, found)
+
+
+def model_of(kind: type[Any]) -> type[BaseModel]:
+    """The pydantic model that reads a dataclass."""
+    if issubclass(kind, BaseModel):
+        return kind
+    if kind not in _models:
+        types = hints(kind)
+        fields: dict[str, Any] = {}
+        for field in dataclasses.fields(kind):
+            annotation = types[field.name]
+            if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+                inner = model_of(annotation)
+                fields[field.name] = inner, Field(default_factory=inner)
+            elif field.default_factory is not dataclasses.MISSING:
+                fields[field.name] = annotation, Field(default_factory=field.default_factory)
+            else:
+                fields[field.name] = annotation, field.default
+        _models[kind] = create_model(kind.__name__, __base__=Table, **fields)
+    return _models[kind]
+
+
+_models: dict[type[Any], type[BaseModel]] = {}
+
+
+def _built(kind: type[T], found: BaseModel) -> T:
+    types = hints(kind)
+    values = {name: getattr(found, name) for name in type(found).model_fields}
+    inner = {name: _built(types[name], v) for name, v in values.items() if isinstance(v, Table)}
+    return kind(**{**values, **inner})
 
 
 def unknown_key(key: str, table: str, keys: Sequence[str], elsewhere: Sequence[str]) -> UserError:
@@ -136,10 +173,10 @@ def _model(model: type[BaseModel], tables: Sequence[Any]) -> type[BaseModel]:
     return model
 
 
-def dotted(model: type[BaseModel]) -> list[str]:
+def dotted(kind: type[Any]) -> list[str]:
     """All keys, those of inner tables as table.key."""
     keys = []
-    for name, field in model.model_fields.items():
+    for name, field in model_of(kind).model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             keys += [f"{name}.{key}" for key in dotted(inner)]

@@ -41,11 +41,11 @@ def parameters(cls: type[Any]) -> list[Parameter]:
 
 
 def make(
-    cls: type[Algorithm], table: Mapping[str, Any], train: Table, at: str
+    cls: type[Algorithm], table: Mapping[str, Any], train: TrainConfig, at: str
 ) -> tuple[Algorithm, dict[str, Any]]:
     """The method with the values of its table over those of [train]; also the complete table."""
     own = {p.name: p for p in parameters(cls)}
-    train_keys = list(type(train).model_fields)
+    train_keys = [field.name for field in dataclasses.fields(TrainConfig)]
     for key in table:
         if key not in own and key not in train_keys:
             raise unknown_key(key, at, [*own, *train_keys], [])
@@ -53,9 +53,9 @@ def make(
     model = create_model(cls.__name__, __base__=Table, **fields)
     values = check(model, {k: v for k, v in table.items() if k in own}, at).model_dump()
     changed = {k: v for k, v in table.items() if k not in own}
-    trained = check(type(train), {**train.model_dump(), **changed}, at).model_dump()
+    trained = check(TrainConfig, {**dataclasses.asdict(train), **changed}, at)
     try:
-        method = cls(train=TrainConfig(**trained), **values)
+        method = cls(train=trained, **values)
     except UserError as error:  # of a variant the variant's own key is at fault
         raise UserError(str(error).replace(f"method.{cls.name}", at, 1)) from None
     except ValueError as error:  # a user's own method need not know of UserError

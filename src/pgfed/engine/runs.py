@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from pgfed.config.experiment import (
-    DEFAULT_CLIENTS,
-    FORMAT,
-    IN_MEMORY,
-    Data,
-    Experiment,
-    make_methods,
-)
+from pgfed.config.experiment import DEFAULT_CLIENTS, IN_MEMORY, make_methods
+from pgfed.config.tables import FORMAT, Data, Experiment
 from pgfed.data import datasets
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
@@ -110,12 +104,8 @@ def prepare(
     )
     for algorithm in methods.values():
         algorithm.check_model(task)
-    resolved = experiment.model_copy(
-        update={
-            "format": FORMAT,
-            "data": data,
-            "model": experiment.model.model_copy(update={"name": name}),
-        }
+    resolved = replace(
+        experiment, format=FORMAT, data=data, model=replace(experiment.model, name=name)
     )
     return Setup(resolved, federation, methods, model or name, task.layout)
 
@@ -129,7 +119,7 @@ def load_federation(data: Data, root: Path) -> tuple[Federation, Data]:
         )
     dataset = datasets.load(data.dataset, root, image_size=data.image_size)
     federation, resolved = divide(dataset, data)
-    return federation, resolved.model_copy(update={"dataset": _absolute(data.dataset, root)})
+    return federation, replace(resolved, dataset=_absolute(data.dataset, root))
 
 
 def divide(dataset: Dataset, data: Data) -> tuple[Federation, Data]:
@@ -157,7 +147,7 @@ def divide(dataset: Dataset, data: Data) -> tuple[Federation, Data]:
         raise UserError(
             f"data.new_clients: {data.new_clients} of {clients} clients leaves none to train"
         )
-    resolved = data.model_copy(update={"clients": clients, "partition": kind})
+    resolved = replace(data, clients=clients, partition=kind)
     return federation.between(0, taking_part) if data.new_clients else federation, resolved
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from pgfed.config import experiment as experiments
-from pgfed.config.experiment import Experiment
+from pgfed.config.tables import Experiment
 from pgfed.engine.runs import Setup, prepare
 from pgfed.errors import UserError
 from pgfed.model.networks import make_task
@@ -35,8 +35,8 @@ class Start:
 
 def train(experiment: Experiment, folder: Path, root: Path, progress: Progress) -> None:
     """Run the experiment as `pgfed run` would, and keep its models."""
-    output = experiment.output.model_copy(update={"models": "all"})
-    setup = prepare(experiment.model_copy(update={"output": output}), root)
+    output = replace(experiment.output, models="all")
+    setup = prepare(replace(experiment, output=output), root)
     with progress:
         record(setup, folder, [progress], warn=progress.warn)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pgfed.config.experiment import Experiment
+from pgfed.config.tables import Experiment
 from pgfed.errors import Interrupted, UserError, unknown
 from pgfed.methods import registry as algorithms
 

@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from pgfed.config import experiment as experiments
-from pgfed.config.experiment import Experiment
+from pgfed.config.tables import Experiment
 from pgfed.data.federation import PIXEL_SCALE, Federation
 from pgfed.engine.durable import sha256, write_atomic
 from pgfed.engine.rounds import Run

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pgfed.config import experiment as experiments
-from pgfed.config.experiment import Experiment
+from pgfed.config.tables import Experiment
 from pgfed.data import npz
 from pgfed.engine.callbacks import Record
 from pgfed.engine.durable import in_use

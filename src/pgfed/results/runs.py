@@ -8,7 +8,7 @@ whoever shows something of a run shows it from here. Importing this module does 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pgfed.config.experiment import BASE, Experiment
+from pgfed.config.tables import BASE, Experiment
 from pgfed.engine.callbacks import Record
 from pgfed.methods.registry import BASELINE
 from pgfed.results.history import History, history_of, last_scores
@@ -158,8 +158,8 @@ class RunData:
         return {
             "rounds": e.rounds,
             "cohort": e.cohort,
-            **{f"model.{k}": v for k, v in e.model.model_dump().items() if v is not None},
-            **e.train.model_dump(),
+            **{f"model.{k}": v for k, v in asdict(e.model).items() if v is not None},
+            **asdict(e.train),
             **{k: v for k, v in e.method.get(method, {}).items() if k != BASE},
             "aggregation": e.engine.aggregation,
             "attack": self.attack,

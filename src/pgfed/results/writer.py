@@ -20,7 +20,8 @@ from typing import IO, Any, Self
 import numpy as np
 import tomli_w
 
-from pgfed.config.experiment import FORMAT, Experiment, of_run
+from pgfed.config.experiment import of_run
+from pgfed.config.tables import FORMAT, Experiment
 from pgfed.data.federation import Federation
 from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.checkpoints import Checkpoints

@@ -10,15 +10,16 @@ import itertools
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tomli_w
 
-from pgfed.config.experiment import BASE, Experiment, make_methods, toml_value
+from pgfed.config.experiment import make_methods, toml_value
 from pgfed.config.schema import shown
+from pgfed.config.tables import BASE, Experiment
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.process import available_cores
 from pgfed.engine.callbacks import Callback, Record
@@ -49,7 +50,8 @@ class Try:
 
     def key(self, federation: Federation) -> str:
         """The same for the same result: where and how fast it is computed does not count."""
-        document = self.experiment.model_dump(exclude={"format", "name", "engine", "output"})
+        apart = ("format", "name", "engine", "output")
+        document = {k: v for k, v in self.experiment.values().items() if k not in apart}
         text = json.dumps([document, federation.fingerprint], sort_keys=True)
         return sha256(text.encode())[:16]
 
@@ -130,17 +132,14 @@ def plan(experiment: Experiment, of: Mapping[str, Grid]) -> list[Try]:
         for values in itertools.product(*grid.values()):
             settings = dict(zip(grid, values, strict=True))
             table = {**experiment.method.get(folder, {}), **settings}
-            alone = experiment.model_copy(
-                update={
-                    "methods": [names[folder]],
-                    "method": {**experiment.method, folder: table},
-                    "seeds": experiment.seeds[:1],
-                    "evaluate_every": experiment.rounds,  # the last ten are always scored
-                    "output": experiment.output.model_copy(
-                        update={"models": "none", "keep": "last"}
-                    ),
-                    "sweep": {},
-                }
+            alone = replace(
+                experiment,
+                methods=[names[folder]],
+                method={**experiment.method, folder: table},
+                seeds=experiment.seeds[:1],
+                evaluate_every=experiment.rounds,
+                output=replace(experiment.output, models="none", keep="last"),
+                sweep={},
             )
             tries.append(Try(folder, settings, make_methods(alone)[1]))
     return tries
@@ -166,14 +165,14 @@ class Sweep:
         self.folder = folder
         self._root = root
         share = experiment.data.validation_share or VALIDATION_SHARE
-        data = experiment.data.model_copy(update={"validation_share": share})
+        data = replace(experiment.data, validation_share=share)
         self.federation, self._data = load_federation(data, root)
         if not self.federation.n_validation.any():
             raise UserError(
                 "data.validation_share: no client has enough samples to hold one out; "
                 "allowed: a larger share"
             )
-        tries = plan(experiment.model_copy(update={"data": self._data}), of)
+        tries = plan(replace(experiment, data=self._data), of)
         self.tries = {one.key(self.federation): one for one in tries}
 
     def estimate(self) -> dict[str, float]:
@@ -218,12 +217,11 @@ class Sweep:
         jobs = jobs_for(len(todo), jobs or engine.workers, engine.device)
         if jobs > 1:  # cores that are left over go to the clients within a try
             each = max(1, (engine.workers or available_cores()) // jobs)
-            backend = "process" if each > 1 else "serial"
-            engine = engine.model_copy(update={"backend": backend, "workers": each})
+            engine = replace(engine, backend="process" if each > 1 else "serial", workers=each)
 
         def work(key: str) -> dict[str, Any]:
             began = time.perf_counter()
-            score = self._score(self.tries[key].experiment.model_copy(update={"engine": engine}))
+            score = self._score(replace(self.tries[key].experiment, engine=engine))
             return {"validation_accuracy": score, "seconds": time.perf_counter() - began}
 
         for position, result in side_by_side(work, todo, jobs):
@@ -263,12 +261,11 @@ class Sweep:
         tables = dict(self.experiment.method)
         for folder, tried in chosen.items():
             tables[folder] = {**tables.get(folder, {}), **tried.settings}
-        return self.experiment.model_copy(
-            update={
-                "name": f"{self.experiment.name[:90]}-best",
-                "method": tables,
-                "data": self._data.model_copy(update={"validation_share": share}),
-            }
+        return replace(
+            self.experiment,
+            name=f"{self.experiment.name[:90]}-best",
+            method=tables,
+            data=replace(self._data, validation_share=share),
         )
 
 

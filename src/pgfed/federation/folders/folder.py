@@ -17,6 +17,7 @@ import ipaddress
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -24,8 +25,8 @@ import tomli_w
 from pydantic import Field
 
 from pgfed.config import experiment as experiments
-from pgfed.config.experiment import Experiment
 from pgfed.config.schema import Table, check
+from pgfed.config.tables import Experiment
 from pgfed.engine.durable import write_atomic
 from pgfed.errors import UserError
 from pgfed.federation.folders import templates
@@ -160,8 +161,10 @@ def load_experiment(path: Path) -> tuple[Experiment, dict[str, Algorithm]]:
 def digest(agreement: Agreement, experiment: Experiment) -> str:
     """What must be the same at the server and at a site. Where and how fast it runs may differ."""
     agreed = agreement.model_dump(include=set(Agreement.model_fields) - {"server", "insecure"})
-    document = experiment.model_dump(exclude={"engine", "output"})
-    engine = experiment.engine.model_dump(include={"aggregation", "attackers", "max_update_norm"})
+    document = experiment.values()
+    del document["output"]
+    engine = {k: document["engine"][k] for k in ("aggregation", "attackers", "max_update_norm")}
+    del document["engine"]
     text = json.dumps([agreed, document, engine], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -331,12 +334,11 @@ def _resolved(experiment: Experiment, agreement: Agreement) -> Experiment:
     make_task(name, shape, len(agreement.classes), seed=0, head=experiment.model.head)
     if "local" not in experiment.methods:  # each site is to know what it gained
         methods = ["local", *experiment.methods]
-        experiment = experiment.model_copy(update={"methods": methods})
+        experiment = replace(experiment, methods=methods)
     _, experiment = experiments.make_methods(experiment)
     data: dict[str, Any] = {"dataset": DATASET, "clients": agreement.seats, "partition": "given"}
-    return experiment.model_copy(
-        update={
-            "model": experiment.model.model_copy(update={"name": name}),
-            "data": experiment.data.model_copy(update=data),
-        }
+    return replace(
+        experiment,
+        model=replace(experiment.model, name=name),
+        data=replace(experiment.data, **data),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pgfed.config.experiment import Experiment
+from pgfed.config.tables import Experiment
 from pgfed.federation.folders.folder import Agreement
 from pgfed.model.networks import default_model, make_task
 from pgfed.model.task import Task

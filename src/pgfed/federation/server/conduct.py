@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from flwr.serverapp import Grid
 
-from pgfed.config.experiment import FORMAT
+from pgfed.config.tables import FORMAT
 from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.checkpoints import Checkpoints
 from pgfed.engine.durable import write_atomic
@@ -62,7 +62,7 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     federation = folder.agreement.without_data()
     task = make_model(folder.agreement, experiment, experiment.seeds[0])
     model, head = model_name(folder.agreement, experiment), experiment.model.head
-    written = experiment.model_copy(update={"format": FORMAT})
+    written = replace(experiment, format=FORMAT)
     setup = Setup(written, federation, methods, model, task.layout)
 
     folder.run.mkdir(exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pgfed.config.experiment import Data
+from pgfed.config.tables import Data
 from pgfed.data import matching as agreed
 from pgfed.data.federation import Federation, build_seat
 from pgfed.errors import UserError

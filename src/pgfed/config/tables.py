@@ -1,0 +1,234 @@
+"""The tables of an experiment file: what each key means, its default and its bounds.
+
+Plain dataclasses: `dataclasses.replace` gives a changed copy, `config.schema.check` reads one from
+a file. A bare text beside a type is the key's help. Every key has a default; the defaults together
+are the built-in experiment.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+
+from pgfed.config.schema import shown
+from pgfed.errors import UserError, unknown
+from pgfed.methods import registry as algorithms
+from pgfed.methods.settings import TrainConfig
+
+FORMAT: Literal[2] = 2  # of experiment files and run folders; those without a number are 0.1's
+BASE = "base"  # the key of a [method.NAME] that makes NAME a variant of another method
+
+Count = Annotated[int, Ge(1), Le(1_000_000)]
+Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which samples, and who holds them."""
+
+    dataset: Annotated[str, "a name of `pgfed datasets`, npz:PATH or folder:PATH"] = "digits"
+    clients: Annotated[
+        Annotated[int, Ge(1), Le(10_000_000)] | None,
+        "as many as the data names, otherwise 20",
+    ] = None
+    partition: Annotated[
+        Literal["dirichlet", "dirichlet-plain", "classes", "iid", "domain", "given"] | None,
+        "given where the data names each sample's client, otherwise dirichlet",
+    ] = None
+    alpha: Annotated[float, Gt(0), "concentration of the Dirichlet partitions"] = 0.3
+    classes_per_client: Annotated[Count, "of the partition by classes"] = 2
+    test_share: Annotated[float, Ge(0), Lt(1), "overridden by a split in the data"] = 0.25
+    validation_share: Annotated[float, Ge(0), Lt(1), "of each client's training data"] = 0.0
+    min_samples: Annotated[
+        int, Ge(0), Le(10**9), "redraw the partition until each client has that many"
+    ] = 40
+    new_clients: Annotated[
+        float,
+        Ge(0),
+        Lt(1),
+        "share of the clients, the last ones, that take no part: they join after the training",
+    ] = 0.0
+    seed: Annotated[Seed, "of the partition and of the split"] = 1
+    image_size: Annotated[
+        Annotated[int, Ge(1), Le(4096)] | None, "for folders of images: resize to this square"
+    ] = None
+
+    def first_new(self, clients: int) -> int:
+        """The id of the first of the new clients; all that follow are new, too."""
+        return clients - (max(1, int(self.new_clients * clients + 1e-9)) if self.new_clients else 0)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The network that every client trains."""
+
+    name: Annotated[
+        str | None, "cnn, mlp or package.module:factory; by default cnn from 16x16 pixels on"
+    ] = None
+    head: Annotated[str | None, "the part that is the classifier; the last nn.Linear"] = None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where the clients' work is done, and what becomes of their replies."""
+
+    backend: Annotated[Literal["serial", "process", "ray"], "where clients are trained"] = "process"
+    workers: Annotated[int, Ge(0), Le(1024), "0: one per core"] = 0
+    address: Annotated[str, "of a Ray cluster; empty: one of our own, on this machine"] = ""
+    device: Annotated[str, "cpu, cuda, mps or xpu"] = "cpu"
+    aggregation: Annotated[
+        Literal["mean", "median", "trimmed-mean", "krum", "norm-clip"],
+        "how replies become one; all but mean withstand a share of attackers",
+    ] = "mean"
+    attackers: Annotated[
+        float, Gt(0), Lt(0.5), "the share that trimmed-mean and krum reckon with"
+    ] = 0.2
+    max_update_norm: Annotated[
+        Annotated[float, Gt(0)] | None, "replies whose step or gradient is longer are dropped"
+    ] = None
+    checkpoint_every: Annotated[Count, "rounds; the last one is always saved"] = 1
+    state_memory: Annotated[
+        str, "clients' states in memory, as 512MiB; what is beyond goes to disk"
+    ] = "2GiB"
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\d{1,9} ?(B|kB|KiB|MB|MiB|GB|GiB)", self.state_memory):
+            raise UserError(
+                f"engine.state_memory: found {shown(self.state_memory)}; allowed: a size such as "
+                "512MiB or 2GiB"
+            )
+
+    @property
+    def memory(self) -> int:
+        """state_memory in bytes."""
+        number, unit = re.fullmatch(r"(\d+) ?(\w+)", self.state_memory).groups()  # type: ignore[union-attr]
+        powers = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+        powers |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+        return int(number) * powers[unit]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Some clients simulate an attack: scores are then those of the honest ones."""
+
+    kind: Annotated[
+        Literal["none", "sign-flip", "scale", "label-flip", "noise"], "what they do"
+    ] = "none"
+    share: Annotated[float, Gt(0), Lt(1), "of the clients"] = 0.2
+    strength: Annotated[float, Gt(0), Le(1e6), "how much longer the false update is"] = 10.0
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the run folder keeps."""
+
+    models: Annotated[Literal["all", "last", "none"], "of every seed, of the last one, or none"] = (
+        "all"
+    )
+    keep: Annotated[
+        Literal["last", "best"],
+        "of which round: the last one, or the one with the best mean score on validation data",
+    ] = "last"
+
+
+DEFAULT_METHODS = ("local", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A whole experiment file."""
+
+    format: Annotated[Literal[1, 2], "of the file: 1 has the defaults of 0.1"] = FORMAT
+    name: Annotated[str, "by default named after the data"] = "digits"
+    seeds: Annotated[list[Seed], MinLen(1), "each runs all methods once"] = field(
+        default_factory=lambda: [0]
+    )
+    rounds: Annotated[Count, "of training"] = 40
+    cohort: Annotated[float, Gt(0), Le(1), "share of the clients drawn per round"] = 0.25
+    methods: Annotated[
+        list[str], MinLen(1), "names of `pgfed methods`, of a [method.NAME], package.module:Class"
+    ] = field(default_factory=lambda: list(DEFAULT_METHODS))
+    evaluate_every: Annotated[Count, "rounds; the last ten are always scored"] = 1
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    method: dict[str, dict[str, Any]] = field(default_factory=dict)
+    engine: Engine = field(default_factory=Engine)
+    attack: Attack = field(default_factory=Attack)
+    output: Output = field(default_factory=Output)
+    sweep: dict[str, Any] = field(default_factory=dict)  # grids, which only `pgfed sweep` reads
+
+    def __post_init__(self) -> None:
+        check_folder("name", self.name)
+        if len(set(self.seeds)) < len(self.seeds):
+            raise UserError(f"seeds: found {shown(self.seeds)}; allowed: each seed once")
+        self._check_methods()
+
+    def _check_methods(self) -> None:
+        own = {algorithms.folder(name) for name in self.methods if ":" in name}
+        for name, table in self.method.items():
+            if BASE in table:
+                _check_variant(name, table[BASE], {*algorithms.METHODS, *own})
+        for name in self.methods:
+            if ":" not in self.base(name) and self.base(name) not in algorithms.METHODS:
+                variants = [v for v, table in self.method.items() if BASE in table]
+                known = [*algorithms.METHODS, *variants, "package.module:Class"]
+                raise unknown("methods", name, known)
+        folders = [algorithms.folder(name) for name in self.methods]
+        for folder in folders:
+            if folders.count(folder) > 1:
+                raise UserError(f"methods: found {folder!r} twice; allowed: each method once")
+
+    def base(self, name: str) -> str:
+        """The method that ``name`` is a variant of; for any other method itself."""
+        base: str = self.method.get(name, {}).get(BASE, name)
+        return base
+
+    def cohort_size(self, clients: int) -> int:
+        """M, the number of clients drawn per round."""
+        return max(1, int(self.cohort * clients + 1e-9))
+
+    def values(self) -> dict[str, Any]:
+        """As nested plain values; without [sweep], which is no part of what is run."""
+        found = asdict(self)
+        del found["sweep"]
+        return found
+
+    def document(self) -> dict[str, Any]:
+        """For TOML: what has no value is left out.
+
+        Complete, so that it means the same in any format: always written in the newest.
+        """
+        document: dict[str, Any] = _without_none(self.values())
+        return {**document, "format": FORMAT}
+
+
+def check_folder(key: str, name: str) -> None:
+    """Refuse what cannot name a folder."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise UserError(
+            f"{key}: found {shown(name)}; allowed: letters, digits, '.', '_' and '-' "
+            "(it names a folder)"
+        )
+
+
+def _check_variant(name: str, base: object, methods: set[str]) -> None:
+    at = f"method.{name}.{BASE}"
+    if name in methods:
+        raise UserError(f"{at}: {name!r} is a method; give its variant a name of its own")
+    check_folder("method", name)
+    if not isinstance(base, str) or (":" not in base and base not in algorithms.METHODS):
+        raise unknown(
+            at,
+            base if isinstance(base, str) else shown(base),
+            [*algorithms.METHODS, "package.module:Class"],
+        )
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return value
