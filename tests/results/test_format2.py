@@ -16,6 +16,7 @@ from torch import nn
 import pgfed
 from pgfed.api import Result
 from pgfed.config.experiment import from_dict
+from pgfed.config.experiment import load as load_file
 from pgfed.data.federation import Federation
 from pgfed.errors import UserError
 from pgfed.results.comparison import group
@@ -206,8 +207,6 @@ def test_the_format_of_an_experiment_file(tmp_path: Path) -> None:
     assert from_dict({}).format == 2
     file = tmp_path / "a.toml"
     file.write_text("rounds = 2\n")
-    from pgfed.config.experiment import load as load_file
-
     assert load_file(file).format == 1
     assert load_file(file).document()["format"] == 2
     file.write_text("format = 2\nrounds = 2\n")
