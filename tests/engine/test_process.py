@@ -161,7 +161,7 @@ def test_the_callers_threads_and_random_state_are_left_alone() -> None:
 ENDLESS = """
 import sys
 from pgfed.methods.registry import get
-from pgfed.engine import Process
+from pgfed.engine.backends.process import Process
 from pgfed.testing import TRAIN, make, small_model, started, trivial_federation
 from dataclasses import replace
 long = make(get("fedavg"), {"train": replace(TRAIN, epochs=10**9)})
