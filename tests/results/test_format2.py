@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ from torch import nn
 
 import pgfed
 from pgfed.api import Result
+from pgfed.cli.terminal.experiment import outcomes
 from pgfed.config.experiment import from_dict
 from pgfed.config.experiment import load as load_file
 from pgfed.data.federation import Federation
 from pgfed.errors import UserError
+from pgfed.report.rendering import read, render
 from pgfed.results.comparison import group
 from pgfed.results.history import line_of, read_history
 from pgfed.results.models import model_files
@@ -121,6 +125,17 @@ def test_open_gives_what_run_gave(ran: tuple[Path, Result]) -> None:
     assert judge(group([opened.data])[0]) == judge(group([result.data])[0])
     with pytest.raises(UserError, match="unknown 'south'"):
         opened.model("south")
+
+
+def test_the_page_says_what_the_terminal_says(
+    ran: tuple[Path, Result], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, result = ran
+    outcomes(result.data)
+    said = capsys.readouterr().out.splitlines()[1 + len(METHODS) : -1]
+    page = " ".join(html.unescape(re.sub(r"<[^>]+>", "", render(read([path])))).split())
+    assert len(said) > 3
+    assert [line for line in said if line not in page] == []
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
