@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.text import show
 from pgfed.engine.durable import write_atomic
-from pgfed.results.environment import environment
+from pgfed.engine.environment import environment
 from pgfed.tuning.speed import random_federation
 
 PARTS = {

@@ -12,14 +12,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks.plain import LR, PlainLoop
 from benchmarks.text import show, table, verdict
 from pgfed.config.experiment import IN_MEMORY, from_dict
+from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import Outcome, execute, prepare
-from pgfed.results.writer import RunFolder
+from pgfed.engine.runs import execute, prepare
+from pgfed.results.writer import RunWriter
 from pgfed.tuning.speed import CLIENTS, EPOCHS, random_federation
 
 COHORT = 0.25  # the paper's
@@ -27,25 +27,21 @@ LIMITS = {("fedavg", 10): 2.0, ("fedavg", 128): 1.8, ("pgfed", 10): 2.5, ("pgfed
 WARM = 2  # rounds: PGFed's auxiliary gradients are there from the second on
 
 
-class Beside:
-    """A watcher that runs the plain loop after each round, and times both."""
+class Beside(Callback):
+    """Runs the plain loop after each round, and times both."""
 
     def __init__(self, plain: PlainLoop) -> None:
         self.plain = plain
         self.ours: list[float] = []
         self.theirs: list[float] = []
 
-    def begin(self, method: str, seed: int, run: Run) -> None:
+    def begin(self, method: str, run: Run) -> None:
         self._began = time.perf_counter()
 
-    def round(self, record: dict[str, Any]) -> None:
+    def round(self, method: str, run: Run, record: Record) -> None:
         self.ours.append(time.perf_counter() - self._began)
         self.theirs.append(self.plain.round(record["cohort"]))
         self._began = time.perf_counter()
-
-    def skip(self, outcome: Outcome) -> None: ...
-
-    def end(self, outcome: Outcome) -> None: ...
 
 
 def run(samples: int = 300, rounds: int = 5, epochs: int = EPOCHS) -> Iterator[str]:
@@ -68,7 +64,7 @@ def run(samples: int = 300, rounds: int = 5, epochs: int = EPOCHS) -> Iterator[s
         beside = Beside(plain)
         with (
             tempfile.TemporaryDirectory(prefix="pgfed-bench-") as place,
-            RunFolder(Path(place) / "run", setup) as folder,
+            RunWriter(Path(place) / "run", setup) as folder,
         ):
             execute(setup, [folder, beside], folder)
         ours, theirs = beside.ours[WARM:], beside.theirs[WARM:]

@@ -77,31 +77,32 @@ def one(clients: int, rounds: int) -> dict[str, Any]:
     """A run with so many clients, in this process."""
     began = time.perf_counter()
     from pgfed.config.experiment import IN_MEMORY, from_dict
+    from pgfed.engine.callbacks import Record
     from pgfed.engine.rounds import Run
-    from pgfed.engine.runs import Outcome, execute, prepare
-    from pgfed.results.writer import RunFolder
+    from pgfed.engine.runs import execute, prepare
+    from pgfed.results.writer import RunWriter
     from pgfed.tuning.speed import random_federation
 
     times: list[float] = []
     seen: dict[str, Any] = {}
 
-    class Watched(RunFolder):
-        def begin(self, method: str, seed: int, history: list[dict[str, Any]]) -> None:
-            super().begin(method, seed, history)
+    class Watched(RunWriter):
+        def begin(self, method: str, run: Run) -> None:
+            super().begin(method, run)
             times.append(time.perf_counter())
 
-        def round(self, record: dict[str, Any]) -> None:
-            super().round(record)
+        def round(self, method: str, run: Run, record: Record) -> None:
+            super().round(method, run, record)
             times.append(time.perf_counter())
 
-        def keep(self, run: Run, outcome: Outcome) -> None:
+        def end(self, method: str, run: Run) -> None:
             entries = run.store.entries().values()
             seen["states"] = len(entries)
             seen["held"] = sum(entry.state is not None for entry in entries)
             workers = multiprocessing.active_children()
             seen["worker"] = max(_peak(worker.pid) for worker in workers)
             seen["workers"] = len(workers)
-            super().keep(run, outcome)
+            super().end(method, run)
 
     experiment = from_dict(
         {

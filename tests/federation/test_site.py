@@ -18,6 +18,7 @@ from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import holds_claim, load_public
 from pgfed.federation.site.answers import Site, States
 from pgfed.methods.randomness import draw_cohort
+from pgfed.results.reader import read_evidence
 
 RUN = secrets.token_hex(16)
 NODE = 1001
@@ -188,6 +189,9 @@ def test_the_model_and_what_it_gained_stay_at_the_site(site, tmp_path):
     assert manifest["classes"] == [str(k) for k in range(10)]
     assert small.same(load_file(place / row["file"]), site._side("fedavg", 0).task.named(w["w"]))
     assert row["gain"] == pytest.approx(row["final"] - row["local"])
+    evidence = read_evidence(place / "evidence.npz", 1, outputs=True)
+    assert evidence.scores().tolist() == [row["final"]]
+    assert evidence.outputs.shape == (row["n_test"], 10)
     lines = (tmp_path / "site" / "report.csv").read_text().splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("run,method,seed,round,client,n_train,n_test,final,local,gain")

@@ -184,6 +184,7 @@ def test_lying_checkpoints(saved: Saved, cases: int):
 # -- run folders -----------------------------------------------------------------------------------
 
 METHODS = ["local", "pgfed"]
+NAMES = ["0", "1", "2"]  # of the clients
 
 
 @pytest.fixture(scope="module")
@@ -257,10 +258,10 @@ def test_damaged_histories(finished: tuple[Path, Setup], tmp_path: Path, cases: 
 
     def one(rng: random.Random) -> str:
         path.write_bytes(mutate(raw, rng))
-        records, _ = attempt(lambda: history.read_history(path, ["0", "1", "2"], format=2))
+        records, _ = attempt(lambda: history.read_history(path, NAMES, format=2))
         assert records is not None
         assert [record["round"] for record in records] == list(range(1, len(records) + 1))
-        strict, _ = attempt(lambda: history.read_history(path, strict=True))
+        strict, _ = attempt(lambda: history.read_history(path, NAMES, format=2, strict=True))
         return "refused" if strict is None else "accepted"
 
     drive("histories", cases, one)

@@ -232,7 +232,7 @@ def test_the_command_explicit(tmp_path: Path, capsys: Any) -> None:
     [
         (["--lr", "0.1,no"], "--lr: found '0.1,no'"),
         (["--mu", "0"], "--mu: found '0'"),
-        (["--from", "nowhere"], "nowhere: not a run folder"),
+        (["--from", "nowhere"], "nowhere: no such folder"),
         (["--from", "nowhere", "--set", "rounds=3"], "--from: the run is already there"),
     ],
 )

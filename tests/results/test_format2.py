@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,12 @@ from torch import nn
 
 import pgfed
 from pgfed.api import Result
+from pgfed.cli.terminal.experiment import outcomes
 from pgfed.config.experiment import from_dict
+from pgfed.config.experiment import load as load_file
 from pgfed.data.federation import Federation
 from pgfed.errors import UserError
+from pgfed.report.rendering import read, render
 from pgfed.results.comparison import group
 from pgfed.results.history import line_of, read_history
 from pgfed.results.models import model_files
@@ -122,6 +127,17 @@ def test_open_gives_what_run_gave(ran: tuple[Path, Result]) -> None:
         opened.model("south")
 
 
+def test_the_page_says_what_the_terminal_says(
+    ran: tuple[Path, Result], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, result = ran
+    outcomes(result.data)
+    said = capsys.readouterr().out.splitlines()[1 + len(METHODS) : -1]
+    page = " ".join(html.unescape(re.sub(r"<[^>]+>", "", render(read([path])))).split())
+    assert len(said) > 3
+    assert [line for line in said if line not in page] == []
+
+
 def same(a: nn.Module, b: nn.Module) -> bool:
     theirs = b.state_dict()
     return all(torch.equal(value, theirs[name]) for name, value in a.state_dict().items())
@@ -160,7 +176,10 @@ def test_the_evidence_is_of_the_best_round_where_that_is_kept(tmp_path: Path) ->
     assert other.evidence is not None
     expected = run.history.records[best]["client_score"]
     assert run.evidence.scores() == pytest.approx(expected, abs=1e-4)
-    assert np.array_equal(run.evidence.outputs, other.evidence.outputs)
+    assert run.evidence.outputs is None  # they are on disk
+    kept = read_evidence(tmp_path / "run/fedavg-local/seed-0/evidence.npz", 3, outputs=True)
+    assert kept is not None
+    assert np.array_equal(kept.outputs, other.evidence.outputs)
     assert not (tmp_path / "run/fedavg-local/seed-0/models").exists()
 
 
@@ -206,8 +225,6 @@ def test_the_format_of_an_experiment_file(tmp_path: Path) -> None:
     assert from_dict({}).format == 2
     file = tmp_path / "a.toml"
     file.write_text("rounds = 2\n")
-    from pgfed.config.experiment import load as load_file
-
     assert load_file(file).format == 1
     assert load_file(file).document()["format"] == 2
     file.write_text("format = 2\nrounds = 2\n")

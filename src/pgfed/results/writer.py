@@ -276,6 +276,7 @@ class RunWriter(Callback, Past):
                 rows = client_rows(finished, alone_of(data, run.seed), data.clients)
                 self._keep_models(folder, run, method, rows)
             write_end(data, finished)
+        self.runs[method, run.seed] = _as_read(finished)
         self._forget(folder)
 
     def _forget(self, folder: Path) -> None:
@@ -347,6 +348,13 @@ def write_end(data: RunData, run: SeedRun) -> None:
 def write_summary(data: RunData) -> None:
     """After the last of all runs."""
     write_json(data.path / layout.SUMMARY, summaries(data))
+
+
+def _as_read(run: SeedRun) -> SeedRun:
+    """Without the models' outputs, which may be large and are on disk now."""
+    if run.evidence is None:
+        return run
+    return dataclasses.replace(run, evidence=dataclasses.replace(run.evidence, outputs=None))
 
 
 def write_json(path: Path, content: Any) -> None:

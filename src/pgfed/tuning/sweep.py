@@ -31,6 +31,7 @@ from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.results.history import last_scores
 from pgfed.results.layout import csv_text
+from pgfed.tuning.cost import estimate
 
 Grid = dict[str, list[Any]]  # key of [method.NAME] -> values
 
@@ -177,8 +178,6 @@ class Sweep:
 
     def estimate(self) -> dict[str, float]:
         """method -> seconds that one of its tries takes on the whole machine."""
-        from pgfed.tuning.cost import estimate
-
         return {
             one.method: estimate(self._setup(one.experiment))[0].seconds
             for one in {one.method: one for one in self.tries.values()}.values()

@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from pgfed.cli.terminal.experiment import outcomes
 from pgfed.errors import UserError
 from pgfed.federation.flower.control import Control
 from pgfed.federation.folders.folder import FederationFolder
 from pgfed.federation.server import status
 from pgfed.results.formats import duration, percent, size
+from pgfed.results.reader import load
 
 EVERY = 0.5  # seconds between two looks at the status
 ASK = 10  # looks between two questions to the SuperLink whether the run is still there
@@ -49,7 +51,8 @@ def watch(folder: FederationFolder, control: Control, options: dict[str, Any]) -
         print(f"pgfed: the run did not finish: {why}", file=sys.stderr)
         return False
     console.print(table(content))
-    console.print(f"{folder.run}: the run folder; each site holds its own model")
+    outcomes(load(folder.run))
+    console.print("Each site holds its own model.")
     return True
 
 
