@@ -13,7 +13,7 @@ import pytest
 OLD = {
     "pgfed.core": (
         *("Algorithm", "ClientInfo", "FederationInfo", "Mean", "Message", "Rng", "State"),
-        *("TrainConfig", "Update", "batches", "generator", "mean_gradient", "sgd"),
+        *("TrainConfig", "Update", "generator", "sgd"),
     ),
     "pgfed.task": ("Layout", "Task"),
 }
@@ -48,6 +48,12 @@ def test_all_that_is_listed_is_there(home: str):
     assert set(OLD[home]) <= set(listed)
     for name in listed:
         value_and_warning(home, name)
+
+
+@pytest.mark.parametrize("name", ["batches", "mean_gradient"])
+def test_what_is_gone_says_what_to_write(name: str):
+    with pytest.raises(AttributeError, match=rf"pgfed\.core\.{name} is gone; write task\.{name}"):
+        getattr(import_module("pgfed.core"), name)
 
 
 @pytest.mark.parametrize("home", OLD)

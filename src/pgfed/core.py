@@ -6,33 +6,37 @@ import importlib
 import warnings
 from typing import Any
 
-_CONTRACT = "pgfed.methods.contract"
+_METHODS, _RANDOMNESS = "pgfed.methods", "pgfed.methods.randomness"
 _HOMES = {  # name -> the module that has it now
-    "Algorithm": _CONTRACT,
-    "ClientInfo": _CONTRACT,
-    "Extra": _CONTRACT,
-    "FederationInfo": _CONTRACT,
-    "GRADIENT_BATCH": _CONTRACT,
-    "Kind": _CONTRACT,
-    "Mean": _CONTRACT,
-    "Message": _CONTRACT,
-    "Rng": _CONTRACT,
-    "State": _CONTRACT,
-    "TrainConfig": _CONTRACT,
-    "Update": _CONTRACT,
-    "batch_indices": _CONTRACT,
-    "batches": _CONTRACT,
-    "draw_cohort": _CONTRACT,
-    "fine_tuned": _CONTRACT,
-    "generator": _CONTRACT,
-    "mean_gradient": _CONTRACT,
-    "need_base": _CONTRACT,
-    "sgd": _CONTRACT,
-    "torch_stream": _CONTRACT,
+    "Algorithm": _METHODS,
+    "ClientInfo": _METHODS,
+    "FederationInfo": _METHODS,
+    "GRADIENT_BATCH": "pgfed.model.task",
+    "Kind": _METHODS,
+    "Mean": _METHODS,
+    "Message": _METHODS,
+    "Rng": _METHODS,
+    "State": _METHODS,
+    "TrainConfig": _METHODS,
+    "Update": _METHODS,
+    "draw_cohort": _RANDOMNESS,
+    "fine_tuned": "pgfed.methods.steps",
+    "generator": _RANDOMNESS,
+    "need_base": _METHODS,
+    "sgd": _METHODS,
+    "torch_stream": _RANDOMNESS,
+}
+_GONE = {  # name -> what to write instead
+    "Extra": "pgfed.methods.Terms(extra=...)",
+    "batch_indices": "task.batches(...)",
+    "batches": "task.batches(...)",
+    "mean_gradient": "task.mean_gradient(...)",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name in _GONE:
+        raise AttributeError(f"pgfed.core.{name} is gone; write {_GONE[name]} instead")
     if name not in _HOMES:
         raise AttributeError(f"module 'pgfed.core' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -7,10 +7,8 @@ import warnings
 from typing import Any
 
 _HOMES = {  # name -> the module that has it now
-    "Criterion": "pgfed.model.task",
     "EVALUATION_BATCH": "pgfed.model.task",
-    "Layout": "pgfed.model.task",
-    "Part": "pgfed.model.task",
+    "Layout": "pgfed.model.layout",
     "Task": "pgfed.model.task",
 }
 

@@ -89,7 +89,7 @@ def test_what_pgfed_sends_is_said_plainly(pgfed: Command) -> None:
 
 def test_what_is_shared_once_is_said_too(pgfed: Command) -> None:
     out = pgfed("methods", "--show", "fedper").out
-    assert re.search(r"once, after the last round.*\n- head: its trained classifier", out)
+    assert re.search(r"once, after the last round.*\n- own: its trained classifier", out)
 
 
 def test_datasets(pgfed: Command, tmp_path: Path) -> None:

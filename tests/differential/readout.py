@@ -27,7 +27,6 @@ ALWAYS = {
     "bytes down": ("bytes_down",),
     "bytes up": ("bytes_up",),
     "bytes of scoring": ("bytes_eval",),
-    "bytes by key": ("bytes_by_key",),
     "samples": ("images", "samples"),
 }
 SOMETIMES = {
@@ -35,6 +34,8 @@ SOMETIMES = {
     "validation": ("mean_validation_accuracy", "mean_validation_score"),
     "diverged": ("diverged",),
 }
+# What travels of a model had these keys where it was not all of it; now it is always the same.
+RENAMED = {"body": "w", "head": "w"}
 WHO = {"cohort": "cohort", "dropped": "dropped", "left out": "left_out"}
 
 
@@ -88,6 +89,10 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
         for key in keys:
             if key in record:
                 numbers[what] = _by_name(record[key])
+    numbers["bytes by key"] = {
+        direction: {RENAMED.get(key, key): size for key, size in sizes.items()}
+        for direction, sizes in record["bytes_by_key"].items()
+    }
     return numbers
 
 

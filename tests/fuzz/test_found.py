@@ -32,6 +32,7 @@ from pgfed.engine.replies import MAX_SAMPLES, score_refusal
 from pgfed.engine.runs import Setup
 from pgfed.errors import LONGEST, UserError
 from pgfed.federation.flower.records import RAW, BadRecord, unpack
+from pgfed.model.objectives import CLASSES
 from pgfed.results.models import ModelsInFolder
 from pgfed.results.reader import load as load_for_report
 
@@ -293,11 +294,11 @@ def test_a_finished_run_without_its_last_round_is_not_summed_up(
 
 
 def test_a_score_over_more_samples_than_there_are_numbers():
-    good = {"n": 9, "correct": 5, "loss": 3.5}
+    good = {"n": 9, "accuracy": 0.5, "loss": 3.5}
     scores = {f"{part}_{k}": v for part in ("test", "validation") for k, v in good.items()}
-    assert score_refusal(scores) is None
+    assert score_refusal(scores, CLASSES) is None
     for n in (MAX_SAMPLES + 1, 10**400):
-        reason = score_refusal({**scores, "test_n": n})
+        reason = score_refusal({**scores, "test_n": n}, CLASSES)
         assert reason is not None
         assert "test samples" in one_line(reason)
 
