@@ -47,6 +47,22 @@ def test_a_bad_experiment_is_refused_without_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_methods_are_listed_with_hardly_anything_imported() -> None:
+    """It answers in well under half a second: what takes time is not loaded at all."""
+    code = (
+        "import sys\n"
+        "from pgfed.cli import main\n"
+        "try:\n"
+        "    main(['methods'])\n"
+        "except SystemExit as ended:\n"
+        "    assert not ended.code\n"
+        "assert not {'torch', 'numpy', 'pydantic', 'sklearn'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "pgfed-ce" in done.stdout
+
+
 def test_reports_are_written_without_torch() -> None:
     code = "import sys, pgfed.report.page; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)

@@ -60,7 +60,7 @@ def bench(
         print(json.dumps([asdict(speed) for speed in found], indent=2))
         return
 
-    from pgfed.cli.terminal import experiment as screens
+    from pgfed.cli.terminal import tables as screens
 
     screen = screens.console()
     for size in sizes:

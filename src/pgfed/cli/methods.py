@@ -20,7 +20,7 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods, or explain one."""
-    from pgfed.cli.terminal import experiment as screens
+    from pgfed.cli.terminal import methods as screens
 
     if show is None:
         screens.methods({name: entry.summary for name, entry in algorithms.METHODS.items()})

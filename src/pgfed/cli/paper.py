@@ -294,7 +294,7 @@ def _page(folder: Path) -> Path | None:
 
 
 def _show_explicit(result: Explicit, setup: Setup, folder: Path) -> None:
-    from pgfed.cli.terminal import experiment as screens
+    from pgfed.cli.terminal import tables as screens
     from pgfed.paper.explicit import row
     from pgfed.paper.printed import tables
     from pgfed.results.formats import count, percent, points
@@ -330,7 +330,7 @@ def _show_explicit(result: Explicit, setup: Setup, folder: Path) -> None:
 
 
 def _show_new_clients(curves: list[Curve], setup: Setup, new: int, folder: Path) -> None:
-    from pgfed.cli.terminal import experiment as screens
+    from pgfed.cli.terminal import tables as screens
     from pgfed.paper.printed import DATASETS, METHODS, tables
     from pgfed.results.formats import count, percent
 

@@ -106,7 +106,7 @@ def _name(one: Tried) -> str:
 def _show(
     made: Sweep, of: Mapping[str, Grid], tried: Sequence[Tried], chosen: Mapping[str, Tried]
 ) -> None:
-    from pgfed.cli.terminal import experiment as screens
+    from pgfed.cli.terminal import tables as screens
     from pgfed.results.formats import duration, percent
     from pgfed.tuning.sweep import at_the_end
 
@@ -131,7 +131,7 @@ def _show(
 def _dry_run(made: Sweep) -> None:
     from collections import Counter
 
-    from pgfed.cli.terminal import experiment as screens
+    from pgfed.cli.terminal import tables as screens
     from pgfed.results.formats import count, duration
 
     numbers = Counter(t.method for t in made.tries.values())

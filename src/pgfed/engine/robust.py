@@ -1,6 +1,6 @@
 """Means that a minority of bad clients cannot move far: `engine.aggregation`.
 
-Each stands in for `core.Mean`, which a method's `aggregate` is handed, and protects two things: the
+Each stands in for `methods.averaging.Mean`, which a method's `aggregate` is handed, and protects two things: the
 mean itself, and what a method keeps of each client (`each`: PGFed's gradients, FedFomo's models).
 
 - median, trimmed-mean: coordinate by coordinate. What is kept of each client is clamped to the

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from pgfed import __version__
 from pgfed.paper import printed as paper
 from pgfed.report.extras import missing, module
 from pgfed.report.figures import studies
@@ -33,6 +32,7 @@ from pgfed.results.comparison import Group
 from pgfed.results.formats import count, size
 from pgfed.results.runs import RunData
 from pgfed.results.verdict import judge
+from pgfed.version import __version__
 
 MAX_PICKED = 1_000  # clients about whom the page knows everything
 CURVE_POINTS = 40  # of a single client's curve

@@ -32,7 +32,7 @@ def all_tables(groups: Sequence[Group]) -> Iterator[tuple[str, Table]]:
     for group in groups:
         found = {
             "Results": results.results(group),
-            "What PGFed's explicit objective adds": results.control(group),
+            "What a method's own objective adds": results.control(group),
             "Gain over Local": clients.gains(group),
             "Rounds to an accuracy": results.speed(group),
             "By domain": clients.domains(group),

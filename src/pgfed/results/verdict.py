@@ -189,7 +189,10 @@ def caveats(group: Group) -> list[str]:
         lines.append(f"Methods ran for different numbers of rounds ({_list(rounds)}).")
     for method in group.methods:
         control = group.control(method)
-        if control is not None and (keys := different_settings(method, control)):
+        if control is None:
+            continue
+        meant = method.about.control or {}
+        if keys := [key for key in different_settings(method, control) if key not in meant]:
             lines.append(
                 f"{method.label} and its control {control.label} also differ in {', '.join(keys)}."
             )

@@ -1,16 +1,14 @@
-"""What the command line prints."""
+"""A run for people: what it would take, how it ended, who holds what."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from pgfed.cli.terminal.tables import console, table
 from pgfed.methods.registry import BASELINE
 from pgfed.results.comparison import Group, Method, Score, group
 from pgfed.results.formats import count, duration, percent, points, size
@@ -19,7 +17,6 @@ from pgfed.results.verdict import judge
 if TYPE_CHECKING:
     from pgfed.data.federation import Federation
     from pgfed.engine.runs import Setup
-    from pgfed.methods.contract import Algorithm
     from pgfed.results.runs import RunData
     from pgfed.tuning.cost import Estimate
 
@@ -33,15 +30,9 @@ COLUMNS = (
     "sent",
     "images/s",
 )
-PIPED_WIDTH = 120  # columns where the output is no terminal
 MANY_CLIENTS = 60  # beyond this many a table of clients is cut
 MANY_CLASSES = 20  # beyond this many their shares are not drawn
 BARS = " ▁▂▃▄▅▆▇█"
-
-
-def console() -> Console:
-    plain = not sys.stdout.isatty()
-    return Console(file=sys.stdout, highlight=False, width=PIPED_WIDTH if plain else None)
 
 
 def outcomes(run: RunData, page: Path | None = None) -> None:
@@ -142,39 +133,6 @@ def _shares(row: Mapping[str, Any], names: Sequence[str]) -> str:
     return ", ".join(f"{names[k]} {counts[k]}" for k in largest if counts[k]) + ", ..."
 
 
-def methods(summaries: Mapping[str, str]) -> None:
-    console().print(table(("method", "what it does"), summaries.items()))
-
-
-def method(name: str, summary: str, cls: type[Algorithm]) -> None:
-    """Its settings, what leaves a site, what the server sees."""
-    from pgfed.config import description as explain
-
-    screen = console()
-    screen.print(f"{name}: {summary}", markup=False, soft_wrap=True)
-    own, shared = explain.settings(cls)
-    for title, found in ((f"method.{name}", own), ("train", shared)):
-        if found:
-            screen.print(f"\nSettings, [{title}]:", markup=False)
-            rows = [(p.name, explain.default(p), p.meaning, p.allowed) for p in found]
-            screen.print(table(("key", "default", "meaning", "allowed"), rows))
-    leaving, once = explain.leaving(cls), explain.leaving_once(cls)
-    if not leaving and not once:
-        screen.print("\nNothing leaves a client; the server sees nothing.")
-        return
-    _list("\nLeaves a client in each round it takes part in:", leaving)
-    if once:
-        _list("\nLeaves each client once, after the last round, for the global model:", once)
-    _list("\nNothing else leaves a client. The server can see:", explain.seen(cls))
-
-
-def _list(title: str, lines: Iterable[str]) -> None:
-    screen = console()
-    screen.print(title)
-    for line in lines:
-        screen.print(f"- {line}", markup=False, soft_wrap=True)
-
-
 def datasets(rows: Sequence[Mapping[str, Any]], root: Path) -> None:
     """The named data sets, and whether their files are there."""
     screen = console()
@@ -199,21 +157,3 @@ def datasets(rows: Sequence[Mapping[str, Any]], root: Path) -> None:
         markup=False,
         soft_wrap=True,
     )
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A table whose numbers are aligned to the right."""
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for k, column in enumerate(columns):
-        numeric = all(row[k][:1] in "+-–0123456789" for row in cells)
-        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in cells:
-        made.add_row(*map(_plain, row))
-    return made
-
-
-def _plain(cell: str) -> Any:
-    from rich.text import Text
-
-    return Text(cell)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pgfed.cli.terminal.experiment import console, table
+from pgfed.cli.terminal.tables import console, table
 from pgfed.results.formats import count, percent, points
 from pgfed.takehome.evaluate import Evaluation, Row
 from pgfed.takehome.influence import MOST, Reasons

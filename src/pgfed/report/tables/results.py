@@ -71,7 +71,7 @@ def results(group: Group) -> Table:
 
 def _standing_columns(relative: str) -> list[Column[_Standing]]:
     return [
-        Column("method", "Method", "The control is PGFed with mu = 0",
+        Column("method", "Method", "A control is another method without what that one claims",
                lambda s: Cell(s.method.label, note=s.note)),
         Column("last10", "Last 10 rounds", "Mean accuracy of the last ten rounds",
                lambda s: score(s.method, "last10")),
@@ -103,7 +103,7 @@ class _Trial:
 
 
 def control(group: Group) -> Table:
-    """What the explicit objective itself contributes."""
+    """What a method's own objective itself contributes."""
 
     def trial(method: Method) -> _Trial:
         other = group.control(method)
@@ -112,16 +112,23 @@ def control(group: Group) -> Table:
 
     return fill(
         "control",
-        "The control is PGFed with mu = 0: trained and scored alike, without the other clients' "
-        "risks in the objective. The difference is what the explicit objective contributes.",
+        f"A control is trained and scored alike, without what the method claims{_switched(group)}. "
+        "The difference is what the method's own objective contributes.",
         _TRIAL,
         [(method.label, trial(method)) for method in group.methods if method.has_control],
     )
 
 
+def _switched(group: Group) -> str:
+    """In brackets: which settings switch it off."""
+    controls = (method.about.control or {} for method in group.methods if method.has_control)
+    settings = dict.fromkeys(f"{key} = {value}" for one in controls for key, value in one.items())
+    return f" ({', '.join(settings)})" if settings else ""
+
+
 _TRIAL: list[Column[_Trial]] = [
-    Column("method", "Method", "A method of the PGFed family", lambda t: Cell(t.method.label)),
-    Column("control", "Control", "PGFed with mu = 0",
+    Column("method", "Method", "A method that has a control", lambda t: Cell(t.method.label)),
+    Column("control", "Control", "The same without what the method claims",
            lambda t: Cell(t.control.label if t.control else NONE)),
     Column("difference", "Difference", "Points, mean over clients and seeds, 95 % interval",
            lambda t: difference(t.found)),

@@ -1,0 +1,30 @@
+"""Tables on the terminal. Light: `pgfed methods` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPED_WIDTH = 120  # columns where the output is no terminal
+
+
+def console() -> Console:
+    plain = not sys.stdout.isatty()
+    return Console(file=sys.stdout, highlight=False, width=PIPED_WIDTH if plain else None)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table whose numbers are aligned to the right."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for k, column in enumerate(columns):
+        numeric = all(row[k][:1] in "+-–0123456789" for row in cells)
+        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in cells:
+        made.add_row(*map(Text, row))
+    return made
