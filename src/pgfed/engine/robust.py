@@ -1,8 +1,8 @@
 """Means that a minority of bad clients cannot move far: `engine.aggregation`.
 
-Each stands in for `methods.averaging.Mean`, which a method's `aggregate` is handed, and protects two
-things: the mean itself, and what a method keeps of each client (`each`: PGFed's gradients, FedFomo's
-models).
+Each stands in for `methods.averaging.Mean`, which a method's `aggregate` is handed, and protects
+two things: the mean itself, and what a method keeps of each client (`each`: PGFed's gradients,
+FedFomo's models).
 
 - median, trimmed-mean: coordinate by coordinate. What is kept of each client is clamped to the
   kept range; under the median all clients keep (almost) the same.
