@@ -338,7 +338,7 @@ def test_score_counts_and_sums_over_all_samples(monkeypatch: pytest.MonkeyPatch)
     x, y = sample((7,), n=11)
     logits = task.logits(task.initial(), x)
     found = task.score(task.initial(), Shard(x, y))
-    assert found.metrics == {"accuracy": int((logits.argmax(1) == y).sum()) / 11}
+    assert found.metrics["accuracy"] == int((logits.argmax(1) == y).sum()) / 11
     assert (found.n, found.score) == (11, found.metrics["accuracy"])
     assert found.loss == pytest.approx(float(F.cross_entropy(logits, y, reduction="sum")), rel=1e-6)
     mean = float(F.cross_entropy(logits, y))

@@ -133,6 +133,9 @@ def score_refusal(scores: State, objective: Objective) -> str | None:
 
     A metric may be missing where it is undefined.
     """
+    for key, other in scores.items():
+        if type(other) not in (int, float):
+            return f"{key}: {_shown(other)} is not a number"
     low, high = objective.bounds
     for part in ("test", "validation"):
         n, loss = scores.get(f"{part}_n"), scores.get(f"{part}_loss")
