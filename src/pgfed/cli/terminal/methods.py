@@ -29,12 +29,13 @@ def method(name: str, summary: str, cls: type[Algorithm]) -> None:
             screen.print(table(("key", "default", "meaning", "allowed"), rows))
     leaving, once = explain.leaving(cls), explain.leaving_once(cls)
     if not leaving and not once:
-        screen.print("\nNothing leaves a client; the server sees nothing.")
+        screen.print("\nNothing leaves a client but its scores (samples, loss, accuracy).")
         return
     _list("\nLeaves a client in each round it takes part in:", leaving)
     if once:
         _list("\nLeaves each client once, after the last round, for the global model:", once)
-    _list("\nNothing else leaves a client. The server can see:", explain.seen(cls))
+    beside = "Nothing else leaves a client but its scores (samples, loss, accuracy)."
+    _list(f"\n{beside} The server can see:", explain.seen(cls))
 
 
 def _list(title: str, lines: Iterable[str]) -> None:
