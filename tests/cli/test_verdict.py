@@ -196,3 +196,16 @@ def test_the_terminal_says_the_whole_verdict(capsys: pytest.CaptureFixture[str])
 )
 def test_words(said: str, expected: str) -> None:
     assert said == expected
+
+
+def test_the_rows_are_in_the_order_that_was_asked_for() -> None:
+    """As in the experiment file; the page sorts by kind."""
+    asked = ["pgfed", "local", "fedavg-local"]
+    found = grouped(*(outcome(method, [0.5, 0.6]) for method in asked))
+    assert [row[0] for row in outcome_rows(found)] == asked
+    assert [method.name for method in found.methods] != asked
+
+
+def test_one_client_is_told_nothing_of_intervals() -> None:
+    said = verdict(outcome("local", [0.5]), outcome("fedavg", [0.6]))
+    assert said.lines == ["One client: there is nothing to federate."]

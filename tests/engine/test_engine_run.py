@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from pgfed.engine.backends.base import Payload, Serial
+from pgfed.engine.client import ClientError
+from pgfed.methods.contract import Algorithm
 from pgfed.methods.randomness import draw_cohort, generator
 from pgfed.methods.registry import METHODS, get
+from pgfed.methods.steps import sgd
 from pgfed.methods.values import Message, State
 from pgfed.testing import (
     CLIENTS,
@@ -149,3 +153,21 @@ def test_fedbabus_best_is_its_final() -> None:
         outcome(run)
     assert run.best_round == 4
     assert run.best_score == run.history[-1]["mean_score"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfVersion01(Algorithm):
+    name = "of-version-0.1"
+    leaves = {"w": "model", "n": "count"}
+
+    def local_update(self, task, state, message, data, rng):
+        w, v = sgd(task, message["w"], data, rng, self.train, velocity=state.get("v"))
+        return {"v": v}, {"w": w, "n": len(data)}
+
+
+def test_a_method_of_another_version_is_told_where_to_look() -> None:
+    with (
+        started(OfVersion01()) as run,
+        pytest.raises(ClientError, match=r"velocity.*written for 0\.1\? docs/public-api\.md"),
+    ):
+        run.step()

@@ -112,3 +112,25 @@ def test_it_is_not_gone_on_with_but_can_be_repeated(
     for now, then in zip(ours.summary, theirs, strict=True):
         assert now["best_score"] == then["best_accuracy"]
         assert now["mean_score"] == then["last10_accuracy"]
+
+
+def test_its_methods_are_those_of_todays_folders(old: Path, pgfed: Command) -> None:
+    """The same experiment under another seed, in a folder of today: one method, two seeds."""
+    text = (old / "experiment.toml").read_text().replace("seeds = [\n    0,\n]", "seeds = [1]")
+    assert "seeds = [1]" in text
+    (old.parent / "again.toml").write_text(text)
+    done = pgfed("run", str(old.parent / "again.toml"), "--out", str(old.parent / "new"),
+                 "--set", f"data.dataset=npz:{old / 'mini.npz'}")  # fmt: skip
+    assert done.code == 0, done.err
+    (group,) = read([old, old.parent / "new"])
+    assert [(m.label, m.seeds) for m in group.methods if m.name == "pgfed"] == [("pgfed", [0, 1])]
+    (method,) = [m for m in group.methods if m.name == "pgfed"]
+    control = group.control(method)
+    assert control is not None
+    assert (control.label, control.seeds) == ("fedavg-local", [0, 1])
+
+
+def test_a_folder_given_twice_is_refused(old: Path, pgfed: Command) -> None:
+    done = pgfed("report", str(old), str(old), "--format", "md")
+    assert done.code == 2
+    assert "given twice" in done.err

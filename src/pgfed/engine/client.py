@@ -68,7 +68,7 @@ class ClientSide:
         except Exception as error:
             raise ClientError(
                 f"{self.algorithm.name}, round {round}, client {client}, {stage}: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error}{_hint(self.algorithm, error)}"
             ) from error
 
     def client(self, client: int) -> ClientInfo:
@@ -126,6 +126,14 @@ class ClientSide:
         rng = Rng(self.seed, client, round)
         data = self.federation.train(client)
         return self.algorithm.personal_model(self.task.view(), state, public, data, rng)
+
+
+def _hint(algorithm: Algorithm, error: Exception) -> str:
+    """For a method of the user's own that was written for another version of the contract."""
+    own = not type(algorithm).__module__.startswith("pgfed.")
+    if own and isinstance(error, TypeError) and "argument" in str(error):
+        return " (a method written for 0.1? docs/public-api.md says what has changed)"
+    return ""
 
 
 def on_device(values: State, device: torch.device) -> State:

@@ -30,7 +30,7 @@ class Curve:
     sent: list[float]  # bytes so far
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # two methods are the same only if they are one
 class Method:
     """A method with its settings, under its seeds."""
 
@@ -216,6 +216,10 @@ def _nearest(methods: Sequence[Method], like: Method) -> Method | None:
 
 def group(folders: Sequence[RunData]) -> list[Group]:
     """Folders whose clients hold the same data belong together."""
+    paths = [folder.path for folder in folders]
+    for path in paths:
+        if path is not None and paths.count(path) > 1:
+            raise UserError(f"{path}: given twice; allowed: each run folder once")
     by_data: dict[str, list[RunData]] = {}
     for folder in folders:
         by_data.setdefault(folder.fingerprint or str(folder.path), []).append(folder)

@@ -10,13 +10,14 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pgfed.config import experiment as experiments
-from pgfed.config.tables import Experiment
+from pgfed.config.tables import BASE, Experiment
 from pgfed.data import npz
 from pgfed.engine.callbacks import Record
 from pgfed.engine.durable import in_use
@@ -50,12 +51,18 @@ _SAID: dict[str, dict[str, Any]] = {
     "fedbabu": {"scored_last": True},
 }
 
+# Settings that methods have got since, as they were in effect before there was a choice.
+_SINCE: dict[str, dict[str, Any]] = {
+    name: {"shared": "all", "solver": "sgd", "head_epochs": 5}
+    for name in ("pgfed", "pgfed-mo", "pgfed-ce")
+}
+
 Rows = list[dict[str, str]]
 
 
 def load(path: Path) -> RunData:
     """Read a run folder; runs that have not finished are named, not read."""
-    found = experiments.of_run(path)
+    found = _completed(experiments.of_run(path))
     runs: dict[str, dict[int, SeedRun]] = {}
     unfinished = []
     table: Rows = []  # of the first finished run; the others have the same clients
@@ -87,6 +94,17 @@ def load(path: Path) -> RunData:
         new_clients=_new_clients(path / "new_clients.json"),
         explicit=_explicit(path / "explicit.json"),
     )
+
+
+def _completed(experiment: Experiment) -> Experiment:
+    """With what a file of 0.1 could not say, so that its methods are those of today's folders."""
+    if experiment.format > 1:
+        return experiment
+    tables = {
+        name: {**_SINCE.get(str(table.get(BASE, name)), {}), **table}
+        for name, table in experiment.method.items()
+    }
+    return replace(experiment, method=tables)
 
 
 def read_curves(path: Path, experiment: Experiment, method: str, seed: int) -> History:

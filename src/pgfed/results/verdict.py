@@ -178,9 +178,10 @@ def caveats(group: Group) -> list[str]:
     """What a careful reader would ask."""
     lines = [line for method in group.methods for line in method.troubles()]
     seeds = {len(method.runs) for method in group.methods}
-    if seeds == {1}:
+    compared = len(group.clients) > 1 and len(group.methods) > 1  # else there are no intervals
+    if compared and seeds == {1}:
         lines.append("One seed: intervals speak about other clients, not about other seeds.")
-    if len(group.clients) < FEW:
+    if compared and len(group.clients) < FEW:
         lines.append(f"Only {count(len(group.clients), 'client')}: take the intervals as rough.")
     clients = len(group.clients)
     lines += one_per_round(group.folders[0].experiment.cohort_size(clients), clients)

@@ -12,6 +12,7 @@ from pgfed.cli.terminal.tables import console, table
 from pgfed.methods.registry import BASELINE
 from pgfed.results.comparison import Group, Method, Score, group
 from pgfed.results.formats import count, duration, percent, points, size
+from pgfed.results.layout import methods_of
 from pgfed.results.verdict import judge
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def outcomes(run: RunData, page: Path | None = None) -> None:
 def outcome_rows(of: Group) -> list[list[str]]:
     """One row per method, means over its seeds; clients gain by their mean over the seeds."""
     rows = []
-    for method in of.methods:
+    asked = methods_of(of.folders[0].experiment)
+    for method in sorted(of.methods, key=lambda m: asked.index(m.name)):
         gain, alone = of.gain(method), method.base == BASELINE
         speed = method.images_per_second()
         cells = [

@@ -122,7 +122,12 @@ def control(group: Group) -> Table:
 def _switched(group: Group) -> str:
     """In brackets: which settings switch it off."""
     controls = (method.about.control or {} for method in group.methods if method.has_control)
-    settings = dict.fromkeys(f"{key} = {value}" for one in controls for key, value in one.items())
+    said = (
+        f"{key} = {value:g}" if isinstance(value, int | float) else f"{key} = {value}"
+        for one in controls
+        for key, value in one.items()
+    )
+    settings = dict.fromkeys(said)
     return f" ({', '.join(settings)})" if settings else ""
 
 
