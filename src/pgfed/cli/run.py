@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pgfed.cli.options import DataRoot, ExperimentFile, Quiet, Settings, TensorBoard
-from pgfed.errors import UserError
+from pgfed.cli.options import DataRoot, ExperimentFile, Quiet, Settings, SkipBad, TensorBoard
+from pgfed.errors import NOTES, UserError
 
 if TYPE_CHECKING:
     from pgfed.engine.runs import Setup
@@ -39,6 +40,7 @@ def run(
         str | None,
         typer.Option(help="Models of which round: last, or best on validation (output.keep)."),
     ] = None,
+    skip_bad: SkipBad = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     dry: Annotated[
@@ -56,7 +58,11 @@ def run(
     """Run all methods and seeds of an experiment file (or the built-in one) into a run folder."""
     from pgfed.config import experiment as experiments
 
+    if quiet:
+        NOTES.setLevel(logging.ERROR)
     named = {"engine.device": device, "output.keep": keep}
+    if skip_bad:
+        named["data.skip_bad"] = "true"
     overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
     loaded = experiments.load(experiment, [*(settings or []), *overrides], smoke=smoke)
     root = experiments.data_root(data_root)
