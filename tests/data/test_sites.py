@@ -11,9 +11,10 @@ from PIL import Image
 
 from pgfed.config.experiment import from_dict
 from pgfed.config.tables import Data
+from pgfed.data import matching
 from pgfed.data.dataset import Dataset
 from pgfed.data.datasets import load
-from pgfed.data.federation import Federation, build
+from pgfed.data.federation import Federation, build, build_seat
 from pgfed.engine.runs import load_federation, prepare
 from pgfed.errors import UserError
 
@@ -171,6 +172,17 @@ def test_bad_files_are_left_out_on_request(tmp_path: Path, caplog: pytest.LogCap
     (line,) = caplog.messages
     assert line.startswith(f"{tmp_path}: 7 left out")
     assert "n/a/bad0.png" in line
+
+
+def test_a_site_that_comes_later_has_splits_and_bad_files_too(tmp_path: Path):
+    sites(tmp_path, ["train", "val", "test"], each=1)
+    (tmp_path / "train" / "a" / "bad.png").write_bytes(b"no image")
+    agreed = {"classes": "abc", "input_shape": (1, 8, 8), "input_type": "uint8", "image_size": None}
+    with pytest.raises(UserError, match=r"bad\.png.*--skip-bad"):
+        matching.load(f"folder:{tmp_path}", None, **agreed)
+    data = matching.load(f"folder:{tmp_path}", None, **agreed, skip_bad=True)
+    seat = build_seat(data, 0, 1, test_share=0.5, validation_share=0.0, seed=0)
+    assert seat.bounds.tolist() == [[0, 2, 4, 6]]
 
 
 def test_nothing_but_bad_files(tmp_path: Path):
