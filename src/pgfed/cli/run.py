@@ -58,13 +58,8 @@ def run(
     """Run all methods and seeds of an experiment file (or the built-in one) into a run folder."""
     from pgfed.config import experiment as experiments
 
-    if quiet:
-        NOTES.setLevel(logging.ERROR)
-    named = {"engine.device": device, "output.keep": keep}
-    if skip_bad:
-        named["data.skip_bad"] = "true"
-    overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
-    loaded = experiments.load(experiment, [*(settings or []), *overrides], smoke=smoke)
+    _hush(quiet)
+    loaded = experiments.load(experiment, _set(settings, device, keep, skip_bad), smoke=smoke)
     root = experiments.data_root(data_root)
 
     from pgfed.engine.runs import prepare
@@ -100,8 +95,24 @@ def resume(
     from pgfed.config import experiment as experiments
     from pgfed.engine.runs import prepare
 
+    _hush(quiet)
     setup = prepare(experiments.of_run(folder), experiments.data_root(data_root))
     _execute(setup, folder, resume=True, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
+
+
+def _hush(quiet: bool) -> None:
+    if quiet:
+        NOTES.setLevel(logging.ERROR)
+
+
+def _set(
+    settings: list[str] | None, device: str | None, keep: str | None, skip_bad: bool
+) -> list[str]:
+    """What --set says, and the keys that have an option of their own."""
+    skip = "true" if skip_bad else None
+    named = {"engine.device": device, "output.keep": keep, "data.skip_bad": skip}
+    given = [f"{key}={value}" for key, value in named.items() if value is not None]
+    return [*(settings or []), *given]
 
 
 def _execute(
