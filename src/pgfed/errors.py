@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable
 
 LONGEST = 2_000  # characters of a message
+
+# What is no error but worth a line: the command line prints it, a program may listen to it.
+NOTES = logging.getLogger("pgfed.notes")
 
 
 class OneLine(Exception):

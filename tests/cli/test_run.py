@@ -296,3 +296,68 @@ def test_ctrl_c_ends_cleanly(tmp_path: Path) -> None:
     assert "Traceback" not in rest
     history = (tmp_path / "here/local/seed-0/history.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in history] == list(range(1, len(history) + 1))
+
+
+# ------------------------------------------------------------------------------ sites in the data
+
+
+def _sites(folder: Path) -> None:
+    for k, name in enumerate(("east/a", "east/b", "west/a", "west/b")):
+        (folder / name).mkdir(parents=True)
+        for i in range(4):
+            pixels = np.full((8, 8), 60 * k + i, np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+
+
+_ON_SITES = (
+    *("run", "--set", "data.dataset=folder:sites", "--set", "engine.backend=serial"),
+    *("--set", "rounds=1", "--set", 'methods=["local"]', "--out", "out"),
+)
+
+
+def test_sites_of_a_folder_are_clients_and_it_is_said(pgfed: Command, tmp_path: Path) -> None:
+    _sites(tmp_path / "sites")
+    (tmp_path / "sites" / "notes.txt").write_text("who was here")
+    done = pgfed(*_ON_SITES)
+    assert done.code == 0, done.err
+    first, second, *_ = done.err.splitlines()
+    assert first.startswith("pgfed: sites: 1 ignored")
+    assert "notes.txt" in first
+    assert second == (
+        "pgfed: folder:sites: 2 sites in the data, one client each, all of the 2 clients in each "
+        "round (data.partition and cohort change it)"
+    )
+    written = tomllib.loads((tmp_path / "out" / "experiment.toml").read_text())
+    assert (written["cohort"], written["data"]["partition"]) == (1.0, "given")
+    rows = (tmp_path / "out" / "local" / "seed-0" / "clients.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows[1:]] == ["east", "west"]
+    again = pgfed("run", "out/experiment.toml", "--out", "again", "--quiet")
+    assert (again.code, again.err) == (0, "")
+
+
+def test_bad_images_are_listed_and_left_out_with_skip_bad(pgfed: Command, tmp_path: Path) -> None:
+    _sites(tmp_path / "sites")
+    for i in range(2):
+        (tmp_path / "sites" / "west" / "b" / f"bad{i}.png").write_bytes(b"no image")
+    refused = pgfed(*_ON_SITES)
+    assert refused.code == 2
+    assert "sites: 2 images cannot be read: west/b/bad0.png, west/b/bad1.png;" in refused.line
+    assert "--skip-bad" in refused.line
+    done = pgfed(*_ON_SITES, "--skip-bad")
+    assert done.code == 0, done.err
+    assert done.err.startswith("pgfed: sites: 2 left out")
+    assert "west/b/bad0.png, west/b/bad1.png" in done.err.splitlines()[0]
+    assert tomllib.loads((tmp_path / "out" / "experiment.toml").read_text())["data"]["skip_bad"]
+
+
+def test_a_file_without_format_divides_sites_as_before(pgfed: Command, tmp_path: Path) -> None:
+    _sites(tmp_path / "sites")
+    (tmp_path / "old.toml").write_text(
+        'rounds = 1\nmethods = ["local"]\n[data]\ndataset = "folder:sites"\nclients = 3\n'
+        'min_samples = 1\nalpha = 9.0\n[engine]\nbackend = "serial"\n'
+    )
+    done = pgfed("run", "old.toml", "--out", "out")
+    assert done.code == 0, done.err
+    written = tomllib.loads((tmp_path / "out" / "experiment.toml").read_text())
+    assert (written["cohort"], written["data"]["partition"]) == (0.25, "dirichlet")
+    assert "sites in the data" not in done.err

@@ -327,7 +327,7 @@ def test_empty_class_and_domain_in_a_folder_with_domains(tmp_path: Path):
     write_image(tmp_path / "north" / "a" / "1.png")
     write_image(tmp_path / "north" / "b" / "1.png")
     (tmp_path / "south").mkdir()
-    assert "domain folder 'south'" in message(lambda: load(f"folder:{tmp_path}", None))
+    assert "site folder 'south'" in message(lambda: load(f"folder:{tmp_path}", None))
     (tmp_path / "south" / "c").mkdir()
     assert "class folder 'c'" in message(lambda: load(f"folder:{tmp_path}", None))
 

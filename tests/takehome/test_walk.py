@@ -62,7 +62,7 @@ def test_the_documented_walk(pgfed: Command, tmp_path: Path) -> None:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
         exec(python, {})
-    model, about = package.load("run/pgfed/seed-0/models/client-0002.safetensors")
+    model, about = package.load("run/pgfed/seed-0/models/clinic.safetensors")
     assert shown.getvalue() == f"{about['score']} {about['classes']}\n"
     assert about["kept"] == "best"
     assert about["domain"] == "clinic"
@@ -73,11 +73,11 @@ def test_the_documented_walk(pgfed: Command, tmp_path: Path) -> None:
     with torch.no_grad():
         logits = model(x)
         p, best = logits.double().softmax(1).max(1)
-        same = torch.export.load("client-0002.pt2").module()(x)
+        same = torch.export.load("clinic.pt2").module()(x)
     assert [row["class"] for row in found] == [about["classes"][k] for k in best.tolist()]
     assert [float(row["probability"]) for row in found] == pytest.approx(p.tolist(), abs=1e-6)
     torch.testing.assert_close(same, logits, rtol=1e-4, atol=1e-5)
-    runtime = onnxruntime.InferenceSession("client-0002.onnx", providers=["CPUExecutionProvider"])
+    runtime = onnxruntime.InferenceSession("clinic.onnx", providers=["CPUExecutionProvider"])
     (theirs,) = runtime.run(None, {"x": x.numpy()})
     np.testing.assert_allclose(theirs, logits.numpy(), rtol=1e-4, atol=1e-5)
 

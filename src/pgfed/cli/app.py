@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, NoReturn
 
 import click
@@ -19,7 +22,7 @@ from pgfed.cli.report import register as register_report
 from pgfed.cli.run import register as register_run
 from pgfed.cli.sweep import register as register_sweep
 from pgfed.cli.takehome import register as register_takehome
-from pgfed.errors import Interrupted, UserError
+from pgfed.errors import NOTES, Interrupted, UserError, one_line
 from pgfed.version import __version__
 
 app = typer.Typer(
@@ -39,7 +42,9 @@ debug = False  # --debug: show tracebacks
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run a command; a user's mistake is one line and exit code 2."""
-    sys.exit(_main(argv))
+    with _notes_on_stderr():
+        code = _main(argv)
+    sys.exit(code)
 
 
 def _main(argv: list[str] | None) -> int:
@@ -86,6 +91,27 @@ def _as_setting(error: click.ClickException) -> str:
     return (
         f"No such option: {error.option_name}. For a key of the experiment: --set {found[0]}=VALUE."
     )
+
+
+class _Lines(logging.Handler):
+    """A note is a line like an error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print("pgfed:", one_line(record.getMessage()), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _notes_on_stderr() -> Iterator[None]:
+    handler, level, propagate = _Lines(), NOTES.level, NOTES.propagate
+    NOTES.addHandler(handler)
+    NOTES.setLevel(logging.INFO)
+    NOTES.propagate = False  # whoever else logs would say it again
+    try:
+        yield
+    finally:
+        NOTES.removeHandler(handler)
+        NOTES.setLevel(level)
+        NOTES.propagate = propagate
 
 
 def _fail(message: str, code: int) -> int:

@@ -60,7 +60,8 @@ def show(
     from pgfed.cli.terminal import experiment as screens
     from pgfed.engine.runs import load_federation
 
-    clients, _ = load_federation(loaded.data, experiments.data_root(data_root))
+    root = experiments.data_root(data_root)
+    clients, _ = load_federation(loaded.data, root, format=loaded.format)
     if figure is not None:
         from pgfed.report.distribution import distribution_figure
 

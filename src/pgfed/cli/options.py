@@ -23,4 +23,7 @@ TensorBoard = Annotated[
     bool,
     typer.Option("--tensorboard", help="Also write event files: `tensorboard --logdir DIR`."),
 ]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read (data.skip_bad).")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pgfed.cli.options import DataRoot, ExperimentFile, Quiet, Settings, TensorBoard
-from pgfed.errors import UserError
+from pgfed.cli.options import DataRoot, ExperimentFile, Quiet, Settings, SkipBad, TensorBoard
+from pgfed.errors import NOTES, UserError
 
 if TYPE_CHECKING:
     from pgfed.engine.runs import Setup
@@ -39,6 +40,7 @@ def run(
         str | None,
         typer.Option(help="Models of which round: last, or best on validation (output.keep)."),
     ] = None,
+    skip_bad: SkipBad = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     dry: Annotated[
@@ -56,9 +58,8 @@ def run(
     """Run all methods and seeds of an experiment file (or the built-in one) into a run folder."""
     from pgfed.config import experiment as experiments
 
-    named = {"engine.device": device, "output.keep": keep}
-    overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
-    loaded = experiments.load(experiment, [*(settings or []), *overrides], smoke=smoke)
+    _hush(quiet)
+    loaded = experiments.load(experiment, _set(settings, device, keep, skip_bad), smoke=smoke)
     root = experiments.data_root(data_root)
 
     from pgfed.engine.runs import prepare
@@ -94,8 +95,24 @@ def resume(
     from pgfed.config import experiment as experiments
     from pgfed.engine.runs import prepare
 
+    _hush(quiet)
     setup = prepare(experiments.of_run(folder), experiments.data_root(data_root))
     _execute(setup, folder, resume=True, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
+
+
+def _hush(quiet: bool) -> None:
+    if quiet:
+        NOTES.setLevel(logging.ERROR)
+
+
+def _set(
+    settings: list[str] | None, device: str | None, keep: str | None, skip_bad: bool
+) -> list[str]:
+    """What --set says, and the keys that have an option of their own."""
+    skip = "true" if skip_bad else None
+    named = {"engine.device": device, "output.keep": keep, "data.skip_bad": skip}
+    given = [f"{key}={value}" for key, value in named.items() if value is not None]
+    return [*(settings or []), *given]
 
 
 def _execute(

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pgfed.cli.options import DataRoot
+from pgfed.cli.options import DataRoot, SkipBad
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 ModelFile = Annotated[
@@ -49,6 +49,7 @@ def evaluate(
         ),
     ] = None,
     data_root: DataRoot = None,
+    skip_bad: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
     """Score a client's model beside the Local and the global one."""
@@ -64,6 +65,7 @@ def evaluate(
         seed=seed,
         data=data,
         data_root=default_root(data_root),
+        skip_bad=skip_bad,
     )
     if found.unchanged is False:
         print(
@@ -144,6 +146,7 @@ def onboard(
         Path | None, typer.Option(metavar="DIR", help="By default onboarded/NAME of the run.")
     ] = None,
     data_root: DataRoot = None,
+    skip_bad: SkipBad = False,
     figure: Figure = None,
     as_json: AsJson = False,
 ) -> None:
@@ -164,6 +167,7 @@ def onboard(
         epochs=epochs,
         lr=lr,
         data_root=default_root(data_root),
+        skip_bad=skip_bad,
     )
     onboarding.write(found, place)
     if figure is not None:

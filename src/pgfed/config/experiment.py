@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgfed.config.schema import check, shown
-from pgfed.config.tables import BASE, Experiment
+from pgfed.config.tables import BASE, DEFAULT_COHORT, Experiment
 from pgfed.data import DEFAULT_CLIENTS as DEFAULT_CLIENTS
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
@@ -71,6 +71,8 @@ def from_dict(content: Mapping[str, Any]) -> Experiment:
     for name, table in experiment.method.items():
         if name not in known and BASE not in table:
             raise unknown("method", name, known)
+    if experiment.format == 1 and experiment.cohort is None:  # 0.1 did not look at the data
+        experiment = replace(experiment, cohort=DEFAULT_COHORT)
     if "name" not in content:
         name = _data_name(experiment.data.dataset)
         experiment = replace(experiment, name=name)

@@ -19,6 +19,7 @@ from pgfed.methods import registry as algorithms
 from pgfed.methods.settings import TrainConfig
 
 FORMAT: Literal[2] = 2  # of experiment files and run folders; those without a number are 0.1's
+DEFAULT_COHORT = 0.25
 BASE = "base"  # the key of a [method.NAME] that makes NAME a variant of another method
 
 Count = Annotated[int, Ge(1), Le(1_000_000)]
@@ -36,12 +37,14 @@ class Data:
     ] = None
     partition: Annotated[
         Literal["dirichlet", "dirichlet-plain", "classes", "iid", "domain", "given"] | None,
-        "given where the data names each sample's client, otherwise dirichlet",
+        "given where the data names each sample's client or site, otherwise dirichlet",
     ] = None
     alpha: Annotated[float, Gt(0), "concentration of the Dirichlet partitions"] = 0.3
     classes_per_client: Annotated[Count, "of the partition by classes"] = 2
     test_share: Annotated[float, Ge(0), Lt(1), "overridden by a split in the data"] = 0.25
-    validation_share: Annotated[float, Ge(0), Lt(1), "of each client's training data"] = 0.0
+    validation_share: Annotated[
+        float, Ge(0), Lt(1), "of each client's training data; overridden likewise"
+    ] = 0.0
     min_samples: Annotated[
         int, Ge(0), Le(10**9), "redraw the partition until each client has that many"
     ] = 40
@@ -55,6 +58,7 @@ class Data:
     image_size: Annotated[
         Annotated[int, Ge(1), Le(4096)] | None, "for folders of images: resize to this square"
     ] = None
+    skip_bad: Annotated[bool, "for folders of images: leave out what cannot be read"] = False
 
     def first_new(self, clients: int) -> int:
         """The id of the first of the new clients; all that follow are new, too."""
@@ -147,7 +151,10 @@ class Experiment:
         default_factory=lambda: [0]
     )
     rounds: Annotated[Count, "of training"] = 40
-    cohort: Annotated[float, Gt(0), Le(1), "share of the clients drawn per round"] = 0.25
+    cohort: Annotated[
+        Annotated[float, Gt(0), Le(1)] | None,
+        "share of the clients drawn per round: 0.25, or 1.0 where the data names fewer than ten",
+    ] = None
     methods: Annotated[
         list[str], MinLen(1), "names of `pgfed methods`, of a [method.NAME], package.module:Class"
     ] = field(default_factory=lambda: list(DEFAULT_METHODS))
@@ -189,7 +196,8 @@ class Experiment:
 
     def cohort_size(self, clients: int) -> int:
         """M, the number of clients drawn per round."""
-        return max(1, int(self.cohort * clients + 1e-9))
+        share = DEFAULT_COHORT if self.cohort is None else self.cohort
+        return max(1, int(share * clients + 1e-9))
 
     def values(self) -> dict[str, Any]:
         """As nested plain values; without [sweep], which is no part of what is run."""

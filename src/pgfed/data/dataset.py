@@ -22,9 +22,10 @@ class Dataset:
     x: NDArray[Any]  # uint8 or float32; N x C x H x W or N x features
     y: NDArray[np.int64]
     class_names: tuple[str, ...]
-    client: NDArray[np.int64] | None = None
+    client: NDArray[np.int64] | NDArray[np.str_] | None = None  # numbers or names
     domain: NDArray[np.str_] | None = None
     split: NDArray[np.bool_] | None = None  # True = test
+    validation: NDArray[np.bool_] | None = None  # True = validation; None where none is marked
 
     @classmethod
     def from_arrays(
@@ -48,9 +49,9 @@ class Dataset:
         _same_length(name, len(inputs), y=labels)
         clients = None if client is None else _clients(name, np.asarray(client))
         domains = None if domain is None else _domains(name, np.asarray(domain))
-        parts = None if split is None else _split(name, np.asarray(split))
-        _same_length(name, len(inputs), client=clients, domain=domains, split=parts)
-        return cls(name, inputs, labels, names, clients, domains, parts)
+        test, validation = (None, None) if split is None else _split(name, np.asarray(split))
+        _same_length(name, len(inputs), client=clients, domain=domains, split=test)
+        return cls(name, inputs, labels, names, clients, domains, test, validation)
 
 
 def _inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:
@@ -112,10 +113,14 @@ def _labels(
     return labels, names
 
 
-def _clients(name: str, client: NDArray[Any]) -> NDArray[np.int64]:
-    if client.dtype.kind not in "iu":
-        raise UserError(f"{name}: client has type {client.dtype}; allowed: integers")
-    return client.astype(np.int64)
+def _clients(name: str, client: NDArray[Any]) -> NDArray[np.int64] | NDArray[np.str_]:
+    if client.dtype.kind not in "iuU":
+        raise UserError(f"{name}: client has type {client.dtype}; allowed: integers or names")
+    if client.dtype.kind != "U":
+        return client.astype(np.int64)
+    if (client == "").any():
+        raise UserError(f"{name}: client holds an empty name; allowed: integers or names")
+    return client.astype(np.str_)
 
 
 def _domains(name: str, domain: NDArray[Any]) -> NDArray[np.str_]:
@@ -124,18 +129,24 @@ def _domains(name: str, domain: NDArray[Any]) -> NDArray[np.str_]:
     return domain.astype(np.str_)
 
 
-def _split(name: str, split: NDArray[Any]) -> NDArray[np.bool_]:
+def _split(name: str, split: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
+    """Which samples are for testing, and which for validation if there are any."""
     if split.dtype.kind == "b":
-        return split.astype(np.bool_)
+        return split.astype(np.bool_), None
     if split.dtype.kind in "iuU":
-        train, test = ("train", "test") if split.dtype.kind == "U" else (0, 1)
-        wrong = split[(split != train) & (split != test)]
+        allowed = ("train", "test", "validation") if split.dtype.kind == "U" else (0, 1)
+        wrong = split[~np.isin(split, allowed)]
         if not wrong.size:
-            return np.asarray(split == test, dtype=np.bool_)
+            validation = split == "validation" if split.dtype.kind == "U" else None
+            if validation is not None and not validation.any():
+                validation = None
+            return np.asarray(split == allowed[1], dtype=np.bool_), validation
         found = repr(wrong.flat[0].item())
     else:
         found = f"type {split.dtype}"
-    raise UserError(f'{name}: split holds {found}; allowed: "train" and "test", or 0 and 1')
+    raise UserError(
+        f'{name}: split holds {found}; allowed: "train", "validation" and "test", or 0 and 1'
+    )
 
 
 def _same_length(name: str, n: int, **arrays: NDArray[Any] | None) -> None:

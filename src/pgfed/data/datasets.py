@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pgfed.data import cifar, idx, npz, own
+from pgfed.data import cifar, folder, idx, npz, own
 from pgfed.data.dataset import Dataset, shape_text
-from pgfed.errors import UserError, unknown
+from pgfed.errors import NOTES, UserError, unknown
 
 __all__ = ["Dataset", "describe", "is_present", "load", "names", "office_home_by_hand"]
 
@@ -31,8 +31,13 @@ _CLOTHES = (
 _DIGITS = tuple(str(digit) for digit in range(10))
 
 
-def load(name: str, root: Path | None, *, image_size: int | None = None) -> Dataset:
-    """Read a data set by the name that the experiment file gives it."""
+def load(
+    name: str, root: Path | None, *, image_size: int | None = None, skip_bad: bool = False
+) -> Dataset:
+    """Read a data set by the name that the experiment file gives it.
+
+    ``skip_bad`` leaves out the files of a folder that cannot be read.
+    """
     kind, colon, path = name.partition(":")
     if image_size is not None:
         if image_size < 1:
@@ -43,11 +48,11 @@ def load(name: str, root: Path | None, *, image_size: int | None = None) -> Data
                 "office-home only"
             )
     if colon and kind in own.KINDS:
-        return own.load(kind, path, root, image_size)
+        return own.load(kind, path, root, image_size, skip_bad=skip_bad)
     if name not in _SOURCES:
         raise unknown("data.dataset", name, [*names(), "npz:PATH", "folder:PATH"])
     if name == "office-home":
-        return _office_home(root, image_size)
+        return _office_home(root, image_size, skip_bad)
     return _SOURCES[name].read(root)
 
 
@@ -185,17 +190,24 @@ def _office_home_folder(root: Path | None) -> Path | None:
     return next((place for place in places if place.is_dir()), None)
 
 
-def _office_home(root: Path | None, image_size: int | None = None) -> Dataset:
+def _office_home(
+    root: Path | None, image_size: int | None = None, skip_bad: bool = False
+) -> Dataset:
     path = _office_home_folder(root)
     if path is None:
         raise _missing("office-home", (root or Path()) / OFFICE_HOME_FOLDERS[0], root)
-    dataset = own.read_folder("office-home", path, image_size or OFFICE_HOME_SIZE)
-    if dataset.domain is None:
+    images = folder.read(path, image_size or OFFICE_HOME_SIZE, skip_bad=skip_bad)
+    if images.left_out is not None:
+        NOTES.warning(images.left_out)
+    if images.site is None:
         raise UserError(
             f"office-home: {path} holds no domains; expected <domain>/<class>/*, with the domains "
             "Art, Clipart, Product, Real World"
         )
-    return dataset
+    # Its domains are styles, nobody's sites.
+    return Dataset.from_arrays(
+        "office-home", images.x, images.y, domain=images.site, class_names=images.class_names
+    )
 
 
 @dataclass(frozen=True)

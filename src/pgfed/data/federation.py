@@ -282,23 +282,35 @@ def _split(
         # The margin undoes rounding: (1 - 0.3) * 10 must be 7.
         n_train = np.maximum(1, np.floor((1 - test_share) * n + 1e-9).astype(np.int64))
     else:
-        is_test = dataset.split[samples]
-        order = samples[np.lexsort((random, is_test, owner))]
-        n_train = n - np.bincount(owner[is_test], minlength=len(parts))
-        if n_train.min() < 1:
-            client = int(n_train.argmin())
-            raise UserError(
-                f"{dataset.name}: client "
-                f"{labels[client] if labels is not None else first + client} has "
-                "only test samples (its split holds no 'train'); each client needs at least one "
-                "training sample"
-            )
-    n_validation = np.floor(validation_share * n_train + 1e-9).astype(np.int64)
-    n_validation = np.minimum(n_validation, n_train - 1)
+        part = dataset.split[samples] * 2  # train, validation, test: 0, 1, 2
+        if dataset.validation is not None:
+            part = part + dataset.validation[samples]
+        order = samples[np.lexsort((random, part, owner))]
+        n_train = n - np.bincount(owner[part == 2], minlength=len(parts))
+        held_out = np.bincount(owner[part == 1], minlength=len(parts))
+        _check_train(dataset.name, n_train, held_out, labels, first)
+    if dataset.validation is None:
+        held_out = np.floor(validation_share * n_train + 1e-9).astype(np.int64)
+        held_out = np.minimum(held_out, n_train - 1)
     end = np.cumsum(n)
     start = end - n
-    bounds = np.stack([start, start + n_train - n_validation, start + n_train, end], axis=1)
+    bounds = np.stack([start, start + n_train - held_out, start + n_train, end], axis=1)
     return order, bounds
+
+
+def _check_train(
+    name: str, n_train: Ints, held_out: Ints, labels: NDArray[np.str_] | None, first: int
+) -> None:
+    """``n_train`` counts the validation samples ``held_out``, too."""
+    left = n_train - held_out
+    if left.min() >= 1:
+        return
+    client = int(left.argmin())
+    only = "only test samples" if not n_train[client] else "only validation and test samples"
+    raise UserError(
+        f"{name}: client {labels[client] if labels is not None else first + client} has {only} "
+        "(its split holds no 'train'); each client needs at least one training sample"
+    )
 
 
 def _keyed_noise(seed: int, owner: Ints, position: Ints) -> NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""Folders of images: PATH/<class>/* or PATH/<domain>/<class>/*."""
+"""Folders of images, by class, site and split (`tree`), as arrays."""
 
 from __future__ import annotations
 
@@ -14,129 +14,148 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from pgfed.data.limits import MAX_PIXELS, check_size
+from pgfed.data.tree import Sample, few, scan
 from pgfed.errors import UserError
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-LITTER = {"thumbs.db", "desktop.ini"}
 _GREY_MODES = {"1", "L", "LA"}
 COLOUR_MODES = {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One image file, and the folders that name its class and domain."""
-
-    path: Path
-    label: str
-    domain: str | None
+class BadImage(UserError):
+    """A file that holds no image, or a damaged one."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """What a folder holds, in sorted order of class and domain."""
+    """What a folder holds, in sorted order of site, split and class."""
 
     x: NDArray[np.uint8]
     y: NDArray[np.int64]
     class_names: tuple[str, ...]
-    domain: NDArray[np.str_] | None
+    site: NDArray[np.str_] | None
+    split: NDArray[np.str_] | None
+    left_out: str | None  # what `skip_bad` did, a line
+    ignored: str | None  # what does not belong there, a line
 
 
-def read(folder: Path, image_size: int | None) -> Images:
-    """All images; `image_size` resizes them to a square, otherwise they must agree in size."""
-    samples = scan(folder)
-    class_names = tuple(sorted({sample.label for sample in samples}))
+def read(folder: Path, image_size: int | None, *, skip_bad: bool = False) -> Images:
+    """All images; `image_size` resizes them to a square, otherwise they must agree in size.
+
+    Files that cannot be read are refused, all in one line; `skip_bad` leaves them out.
+    """
+    tree = scan(folder)
+    class_names = tuple(sorted({sample.label for sample in tree.samples}))
     number = {name: k for k, name in enumerate(class_names)}
-    height, width, mode = _common_form(folder, samples, image_size)
-    channels = 3 if mode == "RGB" else 1
-    check_size(str(folder), len(samples) * channels * height * width)
-    x = np.empty((len(samples), channels, height, width), dtype=np.uint8)
-    for row, sample in zip(x, samples, strict=True):
-        with opened(sample.path) as image:
-            converted = image.convert(mode)
-        if image_size is not None:
-            converted = converted.resize((width, height), Image.Resampling.BILINEAR)
-        row[...] = np.asarray(converted).reshape(height, width, channels).transpose(2, 0, 1)
-    domains = [sample.domain for sample in samples if sample.domain is not None]
+    reader = _Reader(folder, image_size)
+    sizes, mode = reader.headers(tree.samples)
+    if reader.bad and not skip_bad:
+        for sample in reader.good(tree.samples):  # so that the line has all of them
+            reader.pixels(sample, mode)
+        raise reader.refusal()
+    if not sizes:
+        raise UserError(f"{folder}: none of its {len(tree.samples)} files is an image")
+    width, height = reader.common_size(sizes)
+    samples, x = reader.decode(reader.good(tree.samples), height, width, mode)
+    if reader.bad and not skip_bad:
+        raise reader.refusal()
+    if not samples:
+        raise UserError(f"{folder}: all of its {len(tree.samples)} images are damaged")
+    sites = [sample.site for sample in samples if sample.site is not None]
+    splits = [sample.split for sample in samples if sample.split is not None]
     return Images(
         x=x,
         y=np.array([number[sample.label] for sample in samples], dtype=np.int64),
         class_names=class_names,
-        domain=np.array(domains) if domains else None,
+        site=np.array(sites) if sites else None,
+        split=np.array(splits) if splits else None,
+        left_out=_note(folder, "left out (no image that can be read)", sorted(reader.bad)),
+        ignored=_note(folder, "ignored (no place in the layout)", tree.strays),
     )
 
 
-def scan(folder: Path) -> list[Sample]:
-    """The image files by domain, class and name."""
-    tops = _subfolders(folder)
-    if not tops:
-        raise UserError(
-            f"{folder}: no class folders in it; expected {folder.name}/<class>/* or "
-            f"{folder.name}/<domain>/<class>/*"
+def _note(folder: Path, what: str, paths: list[Path]) -> str | None:
+    names = [str(path.relative_to(folder)) for path in paths]
+    return f"{folder}: {len(names)} {what}: {few(names)}" if names else None
+
+
+class _Reader:
+    """Reads images in two passes, headers first, and remembers the bad ones."""
+
+    def __init__(self, folder: Path, image_size: int | None) -> None:
+        self.folder = folder
+        self.image_size = image_size
+        self.bad: dict[Path, BadImage] = {}
+
+    def good(self, samples: list[Sample]) -> list[Sample]:
+        return [sample for sample in samples if sample.path not in self.bad]
+
+    def refusal(self) -> UserError:
+        """All bad files in one line."""
+        way_out = "--skip-bad (data.skip_bad = true)"
+        if len(self.bad) == 1:
+            return UserError(f"{next(iter(self.bad.values()))}; {way_out} leaves it out")
+        names = [str(path.relative_to(self.folder)) for path in sorted(self.bad)]
+        return UserError(
+            f"{self.folder}: {len(names)} images cannot be read: {few(names)}; mend or remove "
+            f"them, or leave them out with {way_out}"
         )
-    with_folders = [top for top in tops if _subfolders(top)]
-    with_files = [top for top in tops if _files(top)]
-    if with_folders and with_files:
-        raise UserError(
-            f"{folder}: {with_folders[0].name!r} holds folders (a domain) but "
-            f"{with_files[0].name!r} holds files (a class); use one layout for all"
-        )
-    samples = []
-    classes: dict[str, Path] = {}
-    for top in with_folders or [folder]:
-        domain = top.name if with_folders else None
-        for label in _subfolders(top):
-            classes.setdefault(label.name, label)
-            samples += [Sample(path, label.name, domain) for path in _files(label)]
-    used = {sample.label for sample in samples}
-    for name, path in classes.items():
-        if name not in used:
-            raise UserError(f"{path}: the class folder {name!r} holds no images")
-    if with_folders and len(with_folders) < len(tops):
-        empty = next(top for top in tops if top not in with_folders)
-        raise UserError(f"{empty}: the domain folder {empty.name!r} holds no images")
-    return samples
 
+    def headers(self, samples: list[Sample]) -> tuple[dict[tuple[int, int], Path], str]:
+        """The sizes there are, each with the first file that has it; RGB if any is in colour."""
+        sizes: dict[tuple[int, int], Path] = {}
+        mode = "L"
+        for sample in samples:
+            try:
+                with opened(sample.path) as image:
+                    sizes.setdefault(image.size, sample.path)
+                    if image.mode in COLOUR_MODES:
+                        mode = "RGB"
+            except BadImage as error:
+                self.bad[sample.path] = error
+        return sizes, mode
 
-def _subfolders(folder: Path) -> list[Path]:
-    return [path for path in _entries(folder) if path.is_dir()]
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in _entries(folder) if path.is_file()]
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(
-            path
-            for path in folder.iterdir()
-            if not path.name.startswith(".") and path.name.lower() not in LITTER
-        )
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be read ({error.strerror})") from None
-
-
-def _common_form(
-    folder: Path, samples: list[Sample], image_size: int | None
-) -> tuple[int, int, str]:
-    """Height and width of all images, and RGB if any of them is in colour."""
-    mode = "L"
-    first: tuple[Path, tuple[int, int]] | None = None
-    for sample in samples:
-        with opened(sample.path) as image:
-            size = image.size
-            if image.mode in COLOUR_MODES:
-                mode = "RGB"
-        first = first or (sample.path, size)
-        if image_size is None and size != first[1]:
+    def common_size(self, sizes: dict[tuple[int, int], Path]) -> tuple[int, int]:
+        """Width and height of all images."""
+        if self.image_size is not None:
+            return self.image_size, self.image_size
+        if len(sizes) > 1:
+            two = [
+                f"{path.relative_to(self.folder)} is {width}x{height}"
+                for (width, height), path in sizes.items()
+            ][:2]
             raise UserError(
-                f"{folder}: images differ in size: {first[0].relative_to(folder)} is "
-                f"{first[1][0]}x{first[1][1]}, {sample.path.relative_to(folder)} is "
-                f"{size[0]}x{size[1]}; set data.image_size to resize them all"
+                f"{self.folder}: images differ in size: {', '.join(two)}; set data.image_size to "
+                "resize them all"
             )
-    assert first is not None, "scan() returns at least one sample per class"
-    width, height = (image_size, image_size) if image_size is not None else first[1]
-    return height, width, mode
+        return next(iter(sizes))
+
+    def decode(
+        self, samples: list[Sample], height: int, width: int, mode: str
+    ) -> tuple[list[Sample], NDArray[np.uint8]]:
+        """The pixels; of bad ones no row is left."""
+        channels = 3 if mode == "RGB" else 1
+        check_size(str(self.folder), len(samples) * channels * height * width)
+        x = np.empty((len(samples), channels, height, width), dtype=np.uint8)
+        kept: list[Sample] = []
+        for sample in samples:
+            converted = self.pixels(sample, mode)
+            if converted is None:
+                continue
+            if self.image_size is not None:
+                converted = converted.resize((width, height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(converted).reshape(height, width, channels)
+            x[len(kept)] = pixels.transpose(2, 0, 1)
+            kept.append(sample)
+        return kept, x[: len(kept)]
+
+    def pixels(self, sample: Sample, mode: str) -> Image.Image | None:
+        try:
+            with opened(sample.path) as image:
+                return image.convert(mode)
+        except BadImage as error:
+            self.bad[sample.path] = error
+            return None
 
 
 @contextmanager
@@ -148,7 +167,7 @@ def opened(path: Path) -> Iterator[Image.Image]:
             warnings.simplefilter("ignore")
             with _File(path) as file, Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
-                    raise UserError(
+                    raise BadImage(
                         f"{path}: {image.width}x{image.height} pixels; "
                         f"allowed: {MAX_PIXELS:,} in all"
                     )
@@ -159,15 +178,15 @@ def opened(path: Path) -> Iterator[Image.Image]:
                     )
                 yield image
     except UnidentifiedImageError:
-        raise UserError(
+        raise BadImage(
             f"{path}: not an image that can be read; allowed: {', '.join(FORMATS)}"
         ) from None
     except Image.DecompressionBombError:
-        raise UserError(f"{path}: too many pixels; allowed: {MAX_PIXELS:,}") from None
+        raise BadImage(f"{path}: too many pixels; allowed: {MAX_PIXELS:,}") from None
     except UserError:
         raise
     except Exception as error:  # Pillow's decoders raise a dozen kinds on damaged files
-        raise UserError(
+        raise BadImage(
             f"{path}: the image is damaged or cannot be read ({error or type(error).__name__})"
         ) from None
 

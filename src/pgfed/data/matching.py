@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pgfed.data import folder, npz
+from pgfed.data import npz
 from pgfed.data.dataset import Dataset
-from pgfed.data.own import class_names_of
+from pgfed.data.own import class_names_of, read_folder
 from pgfed.errors import UserError, unknown
 
 
@@ -23,6 +23,7 @@ def load(
     input_shape: tuple[int, ...],
     input_type: str,
     image_size: int | None,
+    skip_bad: bool = False,
 ) -> Dataset:
     """Own data, ``npz:PATH`` or ``folder:PATH``, with the labels and inputs that were agreed on.
 
@@ -40,7 +41,9 @@ def load(
         place = root / place
     if not place.exists():
         raise UserError(f"data: {name}: {path} does not exist")
-    x, labels, number, split = _npz(place) if kind == "npz" else _folder(place, image_size)
+    x, labels, number, split = (
+        _npz(place) if kind == "npz" else _folder(place, image_size, skip_bad)
+    )
     known = {label: k for k, label in enumerate(classes)}
     for label in labels:
         if label not in known:
@@ -82,8 +85,8 @@ def _npz(path: Path) -> _Parts:
     return x, labels, number.reshape(-1), arrays.get("split")
 
 
-def _folder(path: Path, image_size: int | None) -> _Parts:
+def _folder(path: Path, image_size: int | None, skip_bad: bool) -> _Parts:
     if not path.is_dir():
         raise UserError(f"{path}: not a folder")
-    images = folder.read(path, image_size)
-    return images.x, list(images.class_names), images.y, None
+    images = read_folder(str(path), path, image_size, skip_bad=skip_bad)
+    return images.x, list(images.class_names), images.y, images.split

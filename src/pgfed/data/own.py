@@ -9,16 +9,32 @@ from numpy.typing import NDArray
 
 from pgfed.data import folder, npz
 from pgfed.data.dataset import Dataset
-from pgfed.errors import UserError
+from pgfed.errors import NOTES, UserError
 
 KINDS = ("npz", "folder")
 
 
-def load(kind: str, path: str, root: Path | None, image_size: int | None) -> Dataset:
-    """Read own data, from this folder or from the data root."""
+def load(
+    kind: str, path: str, root: Path | None, image_size: int | None, *, skip_bad: bool = False
+) -> Dataset:
+    """Read own data, from this folder or from the data root.
+
+    Sites in a folder are the clients of its samples, and their domains.
+    """
     name = f"{kind}:{path}"
     place = _place(name, path, root)
-    return _npz(name, place) if kind == "npz" else read_folder(name, place, image_size)
+    if kind == "npz":
+        return _npz(name, place)
+    images = read_folder(name, place, image_size, skip_bad=skip_bad)
+    return Dataset.from_arrays(
+        name,
+        images.x,
+        images.y,
+        client=images.site,
+        domain=images.site,
+        split=images.split,
+        class_names=images.class_names,
+    )
 
 
 def _place(name: str, path: str, root: Path | None) -> Path:
@@ -49,11 +65,14 @@ def class_names_of(name: str, arrays: dict[str, NDArray[Any]]) -> list[str] | No
     return [str(label) for label in found]
 
 
-def read_folder(name: str, path: Path, image_size: int | None) -> Dataset:
-    """Images in a folder per class, or per domain and class."""
+def read_folder(
+    name: str, path: Path, image_size: int | None, *, skip_bad: bool = False
+) -> folder.Images:
+    """The images of a folder; what was left out of it is said."""
     if not path.is_dir():
         raise UserError(f"data.dataset: {name}: {path} is not a folder")
-    images = folder.read(path, image_size)
-    return Dataset.from_arrays(
-        name, images.x, images.y, domain=images.domain, class_names=images.class_names
-    )
+    images = folder.read(path, image_size, skip_bad=skip_bad)
+    for line in (images.left_out, images.ignored):
+        if line is not None:
+            NOTES.warning(line)
+    return images

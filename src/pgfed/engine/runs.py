@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from pgfed.config.experiment import DEFAULT_CLIENTS, IN_MEMORY, make_methods
-from pgfed.config.tables import FORMAT, Data, Experiment
+from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment
 from pgfed.data import datasets
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
@@ -21,12 +21,13 @@ from pgfed.engine.checkpoints import Checkpoints
 from pgfed.engine.robust import make_mean
 from pgfed.engine.rounds import Run
 from pgfed.engine.store import ClientStore
-from pgfed.errors import UserError
+from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.registry import BASELINE
 from pgfed.model.layout import Layout
 from pgfed.model.networks import Factory, default_model, make_task
 
+FEW_SITES = 10  # fewer than this take part in every round, unless the experiment says otherwise
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
@@ -88,7 +89,9 @@ def prepare(
     _check_device(experiment.engine.device)
     data = experiment.data
     if federation is None:
-        federation, data = load_federation(data, data_root)
+        federation, data = load_federation(data, data_root, format=experiment.format)
+    asked, experiment = experiment, with_cohort(experiment, federation)
+    _say_sites(asked, experiment, federation, data)
     if experiment.output.keep == "best" and not federation.n_validation.any():
         raise UserError(
             "output.keep: found 'best', which is chosen on validation data, and there is none; "
@@ -110,21 +113,49 @@ def prepare(
     return Setup(resolved, federation, methods, model or name, task.layout)
 
 
-def load_federation(data: Data, root: Path) -> tuple[Federation, Data]:
-    """The clients' data, and the table that names it completely."""
+def with_cohort(experiment: Experiment, federation: Federation) -> Experiment:
+    """The share of the clients per round, where the experiment leaves it to the data."""
+    if experiment.cohort is not None:
+        return experiment
+    few = federation.client_labels is not None and len(federation) < FEW_SITES
+    return replace(experiment, cohort=1.0 if few else DEFAULT_COHORT)
+
+
+def _say_sites(
+    asked: Experiment, experiment: Experiment, federation: Federation, data: Data
+) -> None:
+    """What follows from the sites in the data, where nobody asked for it."""
+    sites = asked.data.partition is None and data.partition == "given"
+    drawn = asked.cohort is None and federation.client_labels is not None
+    if not sites and not drawn:
+        return
+    n = len(federation)
+    m = experiment.cohort_size(n)
+    said = [f"{n} sites in the data, one client each"] if sites else []
+    if drawn:
+        said.append(f"{'all' if m == n else m} of the {n} clients in each round")
+    keys = [key for key, on in (("data.partition", sites), ("cohort", drawn)) if on]
+    change = f"{' and '.join(keys)} change{'s' if len(keys) == 1 else ''} it"
+    NOTES.info(f"{asked.data.dataset}: {', '.join(said)} ({change})")
+
+
+def load_federation(data: Data, root: Path, *, format: int = FORMAT) -> tuple[Federation, Data]:
+    """The clients' data, and the table that names it completely; ``format``: of the experiment."""
     if data.dataset == IN_MEMORY:
         raise UserError(
             "data.dataset: 'memory' was a run on arrays passed from Python, which a file cannot "
             "repeat; save them with numpy.savez and use npz:PATH"
         )
-    dataset = datasets.load(data.dataset, root, image_size=data.image_size)
-    federation, resolved = divide(dataset, data)
+    dataset = datasets.load(data.dataset, root, image_size=data.image_size, skip_bad=data.skip_bad)
+    federation, resolved = divide(dataset, data, format=format)
     return federation, replace(resolved, dataset=_absolute(data.dataset, root))
 
 
-def divide(dataset: Dataset, data: Data) -> tuple[Federation, Data]:
+def divide(dataset: Dataset, data: Data, *, format: int = FORMAT) -> tuple[Federation, Data]:
     """Divide a data set among clients as the table says; the table with what it left open."""
-    kind = data.partition or ("dirichlet" if dataset.client is None else "given")
+    # 0.1 saw nothing but domains in a folder's sites.
+    named = dataset.client is not None and not (format == 1 and data.dataset.startswith("folder:"))
+    kind = data.partition or ("given" if named else "dirichlet")
     federation = build(
         dataset,
         partition=kind,
@@ -140,7 +171,8 @@ def divide(dataset: Dataset, data: Data) -> tuple[Federation, Data]:
     if data.clients not in (None, clients):
         raise UserError(
             f"data.clients: found {data.clients}, but {dataset.name} names {clients} clients; "
-            f"allowed with partition 'given': {clients}, or leave it out"
+            f"allowed with partition 'given': {clients}, or leave it out; another data.partition "
+            "divides all samples anew"
         )
     taking_part = data.first_new(clients)
     if not taking_part:

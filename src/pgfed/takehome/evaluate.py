@@ -70,6 +70,7 @@ def evaluate(
     seed: int | None,
     data: str | None,
     data_root: Path,
+    skip_bad: bool = False,
 ) -> Evaluation:
     """The personalized models beside the Local one and the global ones."""
     wanted = layout.choose_methods(run.experiment, run.path, method)
@@ -90,7 +91,7 @@ def evaluate(
     if not models:
         raise diverged[0]
     first = models[0][2]
-    shard, unchanged = _data(run, client, first.manifest, data, data_root)
+    shard, unchanged = _data(run, client, first.manifest, data, data_root, skip_bad)
     rows = [Row(m, kind, _score(model, shard)) for m, kind, model in models]
     return Evaluation(
         client=client,
@@ -110,10 +111,10 @@ def _score(model: Model, shard: Shard) -> Scores:
 
 
 def _data(
-    run: RunData, client: int, about: Manifest, name: str | None, root: Path
+    run: RunData, client: int, about: Manifest, name: str | None, root: Path, skip_bad: bool
 ) -> tuple[Shard, bool | None]:
     if name is not None:
-        return samples(name, about, root), None
+        return samples(name, about, root, skip_bad=skip_bad), None
     if run.experiment.data.dataset == IN_MEMORY:
         raise UserError(
             f"{run.path}: ran on arrays passed from Python, which are not in the folder; "
@@ -134,7 +135,7 @@ def _data(
     return shard, federation.fingerprint == about.data_fingerprint
 
 
-def samples(name: str, about: Manifest, root: Path) -> Shard:
+def samples(name: str, about: Manifest, root: Path, *, skip_bad: bool = False) -> Shard:
     """All samples of own data; where they have a split, the test samples."""
     dataset = agreed.load(
         name,
@@ -143,10 +144,13 @@ def samples(name: str, about: Manifest, root: Path) -> Shard:
         input_shape=about.shape,
         input_type=about.normalisation.input,
         image_size=about.image_size,
+        skip_bad=skip_bad,
     )
     if dataset.split is not None:
         if not dataset.split.any():
             raise UserError(f"{name}: its split holds no test samples")
         test = np.flatnonzero(dataset.split)
-        dataset = dataclasses.replace(dataset, x=dataset.x[test], y=dataset.y[test], split=None)
+        dataset = dataclasses.replace(
+            dataset, x=dataset.x[test], y=dataset.y[test], split=None, validation=None
+        )
     return build_seat(dataset, 0, 1, test_share=0.0, validation_share=0.0, seed=0).train(0)

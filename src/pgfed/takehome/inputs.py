@@ -14,8 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from pgfed.data import npz
-from pgfed.data.folder import COLOUR_MODES, LITTER, opened
+from pgfed.data.folder import COLOUR_MODES, opened
 from pgfed.data.matching import form
+from pgfed.data.tree import LITTER
 from pgfed.errors import UserError
 from pgfed.results.models import Model
 

@@ -109,6 +109,7 @@ def onboard(
     epochs: int,
     lr: float | None,
     data_root: Path,
+    skip_bad: bool = False,
 ) -> Onboarding:
     """Fine-tune for the new site, from each method asked for and from the untrained start."""
     if lr is not None and not 0 < lr < float("inf"):
@@ -125,6 +126,7 @@ def onboard(
         input_shape=about.shape,
         input_type=about.normalisation.input,
         image_size=about.image_size,
+        skip_bad=skip_bad,
     )
     site = build_seat(
         dataset,

@@ -26,7 +26,7 @@ from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.durable import sha256, write_atomic
 from pgfed.engine.parallel import jobs_for, side_by_side
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import Setup, execute, load_federation, prepare
+from pgfed.engine.runs import Setup, execute, load_federation, prepare, with_cohort
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.results.history import last_scores
@@ -162,12 +162,12 @@ class Sweep:
     """The tries of an experiment, and the folder that remembers them."""
 
     def __init__(self, experiment: Experiment, of: Mapping[str, Grid], folder: Path, root: Path):
-        self.experiment = experiment
         self.folder = folder
         self._root = root
         share = experiment.data.validation_share or VALIDATION_SHARE
         data = replace(experiment.data, validation_share=share)
-        self.federation, self._data = load_federation(data, root)
+        self.federation, self._data = load_federation(data, root, format=experiment.format)
+        self.experiment = experiment = with_cohort(experiment, self.federation)
         if not self.federation.n_validation.any():
             raise UserError(
                 "data.validation_share: no client has enough samples to hold one out; "

@@ -26,7 +26,7 @@ from pydantic import Field
 
 from pgfed.config import experiment as experiments
 from pgfed.config.schema import Table, check
-from pgfed.config.tables import Experiment
+from pgfed.config.tables import DEFAULT_COHORT, Experiment
 from pgfed.engine.durable import write_atomic
 from pgfed.errors import UserError
 from pgfed.federation.folders import templates
@@ -155,6 +155,8 @@ def load_experiment(path: Path) -> tuple[Experiment, dict[str, Algorithm]]:
         raise UserError(f"{path}: missing; `pgfed federation init` writes it")
     methods, experiment = experiments.make_methods(experiments.load(path))
     _check(experiment)
+    if experiment.cohort is None:
+        experiment = replace(experiment, cohort=DEFAULT_COHORT)
     return experiment, methods
 
 
@@ -301,7 +303,8 @@ def _agreement(
         from pgfed.data import datasets
 
         try:
-            data = datasets.load(experiment.data.dataset, None)
+            table = experiment.data
+            data = datasets.load(table.dataset, None, skip_bad=table.skip_bad)
         except UserError as error:
             raise UserError(
                 f"--classes, --shape: needed, as the experiment's data is not here ({error})"

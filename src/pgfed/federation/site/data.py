@@ -24,6 +24,7 @@ def load(site: SiteFile, name: str, data: Data, at: Path) -> Federation:
         input_shape=shape,
         input_type=site.input,
         image_size=shape[1] if len(shape) == 3 and shape[1] == shape[2] else None,
+        skip_bad=data.skip_bad,
     )
     return build_seat(
         dataset,
