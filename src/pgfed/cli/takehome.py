@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pgfed.cli.options import DataRoot
+from pgfed.cli.options import AllowModule, DataRoot, ModulePath, allowed
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 ModelFile = Annotated[
@@ -50,6 +50,8 @@ def evaluate(
     ] = None,
     data_root: DataRoot = None,
     as_json: AsJson = False,
+    module_path: ModulePath = None,
+    allow_module: AllowModule = None,
 ) -> None:
     """Score a client's model beside the Local and the global one."""
     from pgfed.cli.terminal import takehome as screens
@@ -64,6 +66,7 @@ def evaluate(
         seed=seed,
         data=data,
         data_root=default_root(data_root),
+        allowed=allowed(allow_module),
     )
     if found.unchanged is False:
         print(
@@ -91,6 +94,8 @@ def predict(
     resize: Annotated[
         bool, typer.Option("--resize", help="Resize images to what the model expects.")
     ] = False,
+    module_path: ModulePath = None,
+    allow_module: AllowModule = None,
 ) -> None:
     """Classify images: class and probability of each, as CSV."""
     from pgfed.engine.durable import write_atomic
@@ -99,7 +104,7 @@ def predict(
     from pgfed.results.models import open_model
     from pgfed.takehome import predict as predictions
 
-    found = predictions.predict(open_model(model), images, resize=resize)
+    found = predictions.predict(open_model(model, allowed(allow_module)), images, resize=resize)
     text = predictions.as_csv(found)
     if out is None:
         print(text, end="")
@@ -120,12 +125,14 @@ def export(
         Path | None,
         typer.Option(metavar="FILE", help="By default MODEL's name, in the current folder."),
     ] = None,
+    module_path: ModulePath = None,
+    allow_module: AllowModule = None,
 ) -> None:
     """Write a model for programs that know nothing of pgfed, and check that it is the same."""
     from pgfed.results.models import open_model
     from pgfed.takehome.export import export as exported
 
-    done = exported(open_model(model), format.value, out)
+    done = exported(open_model(model, allowed(allow_module)), format.value, out)
     print(f"{done.path}: gives the same logits (largest difference {done.difference:.1g})")
 
 
@@ -146,6 +153,8 @@ def onboard(
     data_root: DataRoot = None,
     figure: Figure = None,
     as_json: AsJson = False,
+    module_path: ModulePath = None,
+    allow_module: AllowModule = None,
 ) -> None:
     """Give a site that was not there a model: global models, fine-tuned on its data."""
     from pgfed.cli.terminal import takehome as screens
@@ -164,6 +173,7 @@ def onboard(
         epochs=epochs,
         lr=lr,
         data_root=default_root(data_root),
+        allowed=allowed(allow_module),
     )
     onboarding.write(found, place)
     if figure is not None:
