@@ -42,13 +42,13 @@ def search(folders: Iterable[Path]) -> None:
         place = folder.expanduser()
         if not place.is_dir():
             raise UserError(f"--module-path: {folder}: no such folder")
-        if str(place.absolute()) not in sys.path:
-            sys.path.append(str(place.absolute()))
+        if str(place.resolve()) not in sys.path:
+            sys.path.append(str(place.resolve()))
 
 
 def handed_on(folders: Iterable[Path]) -> dict[str, str]:
     """The environment variable that tells a process of ours of these folders."""
-    places = [str(folder.expanduser().absolute()) for folder in folders]
+    places = [str(folder.expanduser().resolve()) for folder in folders]
     return {SEARCHED: os.pathsep.join(places)} if places else {}
 
 

@@ -30,7 +30,7 @@ from pgfed.config.tables import Experiment
 from pgfed.engine.durable import write_atomic
 from pgfed.errors import UserError
 from pgfed.federation.folders import templates
-from pgfed.modules import Allowed, allowed
+from pgfed.modules import NONE, Allowed, allowed
 
 if TYPE_CHECKING:
     from pgfed.data.federation import Federation
@@ -159,7 +159,9 @@ def site_name(client: int, seats: int) -> str:
     return f"site-{client:0{max(2, len(str(seats - 1)))}}"
 
 
-def load_experiment(path: Path, allowed: Allowed | None) -> tuple[Experiment, dict[str, Algorithm]]:
+def load_experiment(
+    path: Path, allowed: Allowed | None = NONE
+) -> tuple[Experiment, dict[str, Algorithm]]:
     """The experiment, complete, and its methods by the name of their folder.
 
     ``allowed``: the modules that it may import; None: it is one's own, and may import any.
