@@ -2,8 +2,8 @@
 
 Li et al. Federated optimization in heterogeneous networks. MLSys 2020.
 
-    pgfed run --set 'methods=["local", "fedavg", "own_algorithm:FedProx"]'    (in this folder)
-    python own_algorithm.py                                                   (checks it)
+    pgfed run --module-path . --set 'methods=["local", "fedavg", "own_algorithm:FedProx"]'
+    python own_algorithm.py     (checks it; both in this folder)
 """
 
 from __future__ import annotations

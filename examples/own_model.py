@@ -1,6 +1,6 @@
 """A model of your own: any function (input_shape, classes) -> nn.Module.
 
-pgfed run --set model.name=own_model:make     (in this folder)
+pgfed run --module-path . --set model.name=own_model:make     (in this folder)
 
 The last nn.Linear is taken as the head, which FedPer, FedRep and others treat apart; set
 model.head to name another layer. Batch-norm statistics are averaged along with the weights.

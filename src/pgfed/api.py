@@ -26,6 +26,7 @@ from pgfed.engine.runs import Setup, divide, load_federation, prepare
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.model.networks import Factory, factory
+from pgfed.modules import allowed
 from pgfed.results.layout import choose, choose_client
 from pgfed.results.models import Models, ModelsInFolder, not_kept
 from pgfed.results.progress import Progress, progress_for
@@ -115,10 +116,20 @@ def run_setup(
     return Result(data, models, setup=setup)
 
 
-def open(path: str | Path, *, data_root: str | Path | None = None) -> Result:
-    """What `run` gave, from its folder; methods that have not finished are left out."""
+def open(
+    path: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    allow_modules: Sequence[str] = (),
+) -> Result:
+    """What `run` gave, from its folder; methods that have not finished are left out.
+
+    A model of one's own, ``package.module:factory``, is imported, when it is asked for, only if
+    ``allow_modules`` holds its module.
+    """
     data = load(Path(path).expanduser())
-    return Result(data, models_in(data), data_root=experiments.data_root(data_root))
+    models = models_in(data, allowed(allow_modules))
+    return Result(data, models, data_root=experiments.data_root(data_root))
 
 
 class Result:
@@ -207,14 +218,14 @@ class Result:
 
     def _module(self, kept: Models, state: dict[str, torch.Tensor]) -> nn.Module:
         if self._setup is not None:
-            federation, model = self._setup.federation, self._setup.model
+            federation, make = self._setup.federation, factory(self._setup.model)
             shape, classes = federation.input_shape, len(federation.class_names)
         else:
             assert isinstance(kept, ModelsInFolder), "what was opened lies in a folder"
-            about = kept.manifest
-            shape, classes, model = about.shape, len(about.classes), about.model
+            about, make = kept.manifest, kept.factory()
+            shape, classes = about.shape, len(about.classes)
         with torch.random.fork_rng(devices=[]):  # the values it starts with are replaced
-            module = factory(model)(shape, classes)
+            module = make(shape, classes)
         module.load_state_dict(state)
         return module.eval()
 

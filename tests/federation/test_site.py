@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from safetensors.torch import load_file
 
 from federation import small
 from pgfed.errors import UserError
+from pgfed.federation.flower.processes import environment
 from pgfed.federation.flower.records import pack, unpack
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import holds_claim, load_public
@@ -34,8 +38,6 @@ def made(tmp_path_factory):
 @pytest.fixture
 def site(made, tmp_path):
     """Site 1 in a folder of its own, so that states do not mix."""
-    import shutil
-
     place = tmp_path / "site"
     shutil.copytree(small.site_path(made.path, 1), place)
     return Site(SiteFolder(place), f"npz:{made.path.parent / 'data-1.npz'}")
@@ -204,6 +206,54 @@ def test_a_copy_leaves_only_if_the_site_allows_it(made, site, tmp_path):
     w = start(open_)
     assert not ask(open_, "personal", w, copy=False)[1]
     assert torch.equal(ask(open_, "personal", w, copy=True)[1]["personal"]["w"], w["w"])
+
+
+def test_a_module_that_the_experiment_names_is_imported_only_if_the_site_allows_it(
+    made, tmp_path, monkeypatch
+):
+    place = tmp_path / "site"
+    shutil.copytree(small.site_path(made.path, 1), place)
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "server_net.py").write_text(
+        "from pathlib import Path\nfrom pgfed.model.networks import MLP as Net\n"
+        "Path(__file__).with_suffix('.ran').touch()\n"
+    )
+    monkeypatch.syspath_prepend(own)
+    data = f"npz:{made.path.parent / 'data-1.npz'}"
+    text = (place / "experiment.toml").read_text()
+    for key, named in (("methods", '"fedavg"'), ("model.name", '"mlp"')):
+        assert named in text
+        (place / "experiment.toml").write_text(text.replace(named, '"server_net:Net"', 1))
+        with pytest.raises(UserError, match=f"experiment.toml: {key}: 'server_net:Net'") as error:
+            Site(SiteFolder(place), data)
+        assert 'allow_modules = ["server_net"] in ' in str(error.value)
+        assert not (own / "server_net.ran").exists()
+    file = place / "site.toml"
+    allowing = file.read_text().replace("allow_modules = []", 'allow_modules = ["server_net"]')
+    file.write_text(allowing)
+    site = Site(SiteFolder(place), data)
+    start(site)
+    assert (own / "server_net.ran").exists()
+
+
+def test_nothing_in_the_sites_folder_is_imported(made, tmp_path):
+    """Its worker is started there by start.sh."""
+    place = tmp_path / "site"
+    shutil.copytree(small.site_path(made.path, 1), place)
+    for name in ("tomli_w", "json", "httpx"):
+        (place / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    words = [str(place), "npz:nowhere.npz", "127.0.0.1:1", "secret"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pgfed.federation.site.worker", *words],
+        cwd=place,
+        env=environment(tmp_path / "flwr"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, "nowhere.npz" in done.stderr) == (2, True)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_states_name_their_checksum(tmp_path):

@@ -147,7 +147,10 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no classes": (drop("classes"), "classes"),
     "a shape of zero": (change(input_shape=[1, 0, 28]), "input_shape"),
     "an unknown model": (change(model="resnet"), "unknown 'resnet'"),
-    "a model that is not there": (change(model="nowhere:make"), "cannot import 'nowhere'"),
+    "a model that is not there": (
+        change(model="nowhere:make"),
+        "would import the Python module 'nowhere'",
+    ),
     "not the client": (change(clients=[]), "knows no such file"),
     "a path": (
         change(clients=[{"client": "0", "id": 0, "file": "../x.safetensors"}]),
@@ -246,8 +249,26 @@ def test_a_users_own_model(tmp_path: Path) -> None:
         out=tmp_path / "run",
         **given,
     )
-    module, entry = package.load(tmp_path / "run", 2)
+    file = tmp_path / "run/fedavg/seed-0/models/global.safetensors"
+    opened = package.open(tmp_path / "run")
+    for attempt in (
+        lambda: package.load(tmp_path / "run", 2),
+        lambda: package.load(file, allow_modules=["another"]),
+        lambda: opened.model(2, "fedavg"),
+        lambda: opened.global_model("fedavg"),
+    ):
+        with pytest.raises(
+            UserError, match=r"manifest.json: model: .* allow_modules=\[\""
+        ) as error:
+            attempt()
+        assert f"would import the Python module {__name__!r}" in str(error.value)
+    with pytest.raises(UserError, match="allowed: a list"):
+        package.load(tmp_path / "run", 2, allow_modules=__name__)
+
+    module, entry = package.load(tmp_path / "run", 2, allow_modules=[__name__])
     assert entry["model"].endswith("test_load:own_model")
     x = torch.from_numpy(data["x"])
+    by_name = package.open(tmp_path / "run", allow_modules=[f"{__name__}:own_model"])
     with torch.no_grad():
         assert torch.equal(module(x), result.model(2, "fedavg")(x))
+        assert torch.equal(module(x), by_name.model(2, "fedavg")(x))

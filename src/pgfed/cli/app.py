@@ -38,6 +38,7 @@ for register in (
     register(app)
 
 debug = False  # --debug: show tracebacks
+SAFE = "PYTHONSAFEPATH"  # keeps Python from importing from the current folder in our children
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
@@ -52,6 +53,8 @@ def _main(argv: list[str] | None) -> int:
     debug = False
     # A scheduler that asks a command to end gets what Ctrl+C gets.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    safe = os.environ.get(SAFE)
+    os.environ[SAFE] = "1"
     try:
         code: int = app(args=argv, prog_name="pgfed", standalone_mode=False) or 0
         # Where nothing else is said of Ctrl+C, typer makes it this code, without a word.
@@ -75,6 +78,10 @@ def _main(argv: list[str] | None) -> int:
         return _fail(f"{what}{error} (`pgfed --debug ...` shows the traceback)", 1)
     finally:
         signal.signal(signal.SIGTERM, before)
+        if safe is None:
+            del os.environ[SAFE]
+        else:
+            os.environ[SAFE] = safe
 
 
 def _as_setting(error: click.ClickException) -> str:

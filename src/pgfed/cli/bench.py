@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pgfed.cli.options import ModulePath
 from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
 
@@ -35,6 +36,7 @@ def bench(
         int, typer.Option(min=0, max=1024, help="Worker processes; 0: one per core.")
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    module_path: ModulePath = None,
 ) -> None:
     """Measure how fast this machine trains clients (the paper's table of local speed, E10).
 

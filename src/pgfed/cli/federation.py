@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pgfed.cli.options import ModulePath
 from pgfed.errors import UserError
 
 group = typer.Typer(help="Run a real federation: a server and sites that keep their data.")
@@ -47,6 +48,7 @@ def init(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Neither TLS nor keys; on one machine only.")
     ] = False,
+    module_path: ModulePath = None,
 ) -> None:
     """Write everything for a federation: certificates, keys, and a folder per site."""
     from pgfed.federation.folders import folder as folders
@@ -69,12 +71,12 @@ def init(
 
 
 @group.command()
-def server(folder: Folder) -> None:
+def server(folder: Folder, module_path: ModulePath = None) -> None:
     """Run the server (Flower's SuperLink) until stopped."""
     from pgfed.federation.flower.processes import serve
     from pgfed.federation.folders.folder import FederationFolder
 
-    serve(FederationFolder(folder), _say)
+    serve(FederationFolder(folder), _say, module_path or ())
 
 
 @group.command()
@@ -83,6 +85,7 @@ def site(
     data: Annotated[
         str, typer.Option(metavar="npz:PATH|folder:PATH", help="The site's data; else site.toml's.")
     ] = "",
+    module_path: ModulePath = None,
 ) -> None:
     """Run a site (Flower's SuperNode and a worker) until stopped. The data stays here."""
     from pgfed.federation.flower.processes import attend
@@ -91,7 +94,7 @@ def site(
     place = SiteFolder(folder)
     if not (data or place.file.data):
         raise UserError(f"--data: needed, or `data` in {folder / 'site.toml'}")
-    attend(place, data, _say)
+    attend(place, data, _say, module_path or ())
 
 
 @group.command()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pgfed.cli.options import ModulePath
 from pgfed.methods import registry as algorithms
 
 
@@ -18,6 +19,7 @@ def methods(
         str | None,
         typer.Option(metavar="NAME", help="One method: settings, and what leaves a client."),
     ] = None,
+    module_path: ModulePath = None,
 ) -> None:
     """List the methods, or explain one."""
     from pgfed.cli.terminal import methods as screens

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from pgfed import modules
+
 ExperimentFile = Annotated[
     Path | None,
     typer.Argument(metavar="EXPERIMENT", help="A TOML file; without it, the built-in experiment."),
@@ -27,3 +29,33 @@ SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out images that cannot be read (data.skip_bad).")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
+
+
+def _search(folders: list[Path] | None) -> list[Path] | None:
+    modules.search(folders or ())
+    return folders
+
+
+# Takes effect by itself, before the command runs.
+ModulePath = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--module-path",
+        metavar="DIR",
+        callback=_search,
+        help="Also find modules of your own here, after all others.",
+    ),
+]
+AllowModule = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-module",
+        metavar="NAME",
+        help="Import this module of your own where the folder or file names it.",
+    ),
+]
+
+
+def allowed(names: list[str] | None) -> modules.Allowed:
+    """What --allow-module allows."""
+    return modules.allowed(names, lambda module: f"--allow-module {module}")

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgfed.cli.options import DataRoot, ExperimentFile, Quiet
+from pgfed.cli.options import AllowModule, DataRoot, ExperimentFile, ModulePath, Quiet, allowed
 from pgfed.errors import UserError
+from pgfed.modules import Allowed
+from pgfed.modules import allowed as allowing
 
 if TYPE_CHECKING:
     from pgfed.config.tables import Data, Experiment
@@ -65,6 +67,8 @@ def explicit(
     ] = "1,0.1,0.01,0.001,0.0001",
     smoke: Smoke = False,
     quiet: Quiet = False,
+    module_path: ModulePath = None,
+    allow_module: AllowModule = None,
 ) -> None:
     """E6: do the other clients' risks help, if they are computed exactly?
 
@@ -78,9 +82,11 @@ def explicit(
     from pgfed.report.images.explicit import explicit_figure
 
     check_matplotlib()
+    trusted = allowed(allow_module)
     start = _start(
-        from_run, experiment, settings, smoke, out, data_root, quiet, _fedavg_only, ["fedavg"]
-    )
+        from_run, experiment, settings, smoke, out, data_root, quiet, trusted, _fedavg_only,
+        ["fedavg"],
+    )  # fmt: skip
 
     from pgfed.engine.durable import write_atomic
     from pgfed.paper import explicit as study
@@ -134,6 +140,8 @@ def new_clients(
     ] = None,
     smoke: Smoke = False,
     quiet: Quiet = False,
+    module_path: ModulePath = None,
+    allow_module: AllowModule = None,
 ) -> None:
     """E5: how good a start is each method's global model for clients that come later?
 
@@ -142,7 +150,8 @@ def new_clients(
     """
     if lr is not None and lr <= 0:
         raise UserError(f"--lr: found {lr}; allowed: a number above 0")
-    start = _start(from_run, experiment, settings, smoke, out, data_root, quiet, _hold_out)
+    trusted = allowed(allow_module)
+    start = _start(from_run, experiment, settings, smoke, out, data_root, quiet, trusted, _hold_out)
     setup = start.setup
     data = setup.experiment.data
     if not data.new_clients:
@@ -210,6 +219,7 @@ def _start(
     out: Path | None,
     data_root: Path | None,
     quiet: bool,
+    trusted: Allowed,
     adapt: Any,
     methods: list[str] | None = None,
 ) -> Start:
@@ -223,7 +233,7 @@ def _start(
 
         from pgfed.paper.start import read
 
-        return read(from_run, root, methods)
+        return read(from_run, root, methods, trusted)
     loaded = adapt(experiments.load(file, settings or [], smoke=smoke))
 
     from pgfed.paper.start import read, train
@@ -238,7 +248,8 @@ def _start(
     except KeyboardInterrupt:
         more = f", and the study takes it up with --from {folder}"
         raise interrupted(progress.where(), folder, more) from None
-    return read(folder, root, methods)
+    own = allowing(name for _, name in experiments.own_names(loaded))
+    return read(folder, root, methods, own)  # what it names has just been run
 
 
 def _fedavg_only(experiment: Experiment) -> Experiment:

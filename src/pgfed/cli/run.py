@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pgfed.cli.options import DataRoot, ExperimentFile, Quiet, Settings, SkipBad, TensorBoard
+from pgfed.cli.options import (
+    AllowModule,
+    DataRoot,
+    ExperimentFile,
+    ModulePath,
+    Quiet,
+    Settings,
+    SkipBad,
+    TensorBoard,
+    allowed,
+)
 from pgfed.errors import NOTES, UserError
 
 if TYPE_CHECKING:
@@ -54,6 +64,7 @@ def run(
         bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")
     ] = False,
     tensorboard: TensorBoard = False,
+    module_path: ModulePath = None,
 ) -> None:
     """Run all methods and seeds of an experiment file (or the built-in one) into a run folder."""
     from pgfed.config import experiment as experiments
@@ -90,13 +101,16 @@ def resume(
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     tensorboard: TensorBoard = False,
+    module_path: ModulePath = None,
+    allow_module: AllowModule = None,
 ) -> None:
     """Go on with a run that was cut short: the result is that of a run that was not."""
     from pgfed.config import experiment as experiments
     from pgfed.engine.runs import prepare
 
     _hush(quiet)
-    setup = prepare(experiments.of_run(folder), experiments.data_root(data_root))
+    experiment = experiments.to_go_on(folder, allowed(allow_module))
+    setup = prepare(experiment, experiments.data_root(data_root))
     _execute(setup, folder, resume=True, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
 
 

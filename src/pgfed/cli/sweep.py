@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pgfed.cli.options import DataRoot, Quiet
+from pgfed.cli.options import DataRoot, ModulePath, Quiet
 from pgfed.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def sweep(
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be tried and what it would take.")
     ] = False,
+    module_path: ModulePath = None,
 ) -> None:
     """Tune each method on validation data, and write the best settings as a new experiment.
 

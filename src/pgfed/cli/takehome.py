@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pgfed.cli.options import DataRoot, SkipBad
+from pgfed.cli.options import AllowModule, DataRoot, ModulePath, SkipBad, allowed
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 ModelFile = Annotated[
@@ -51,6 +51,8 @@ def evaluate(
     data_root: DataRoot = None,
     skip_bad: SkipBad = False,
     as_json: AsJson = False,
+    module_path: ModulePath = None,
+    allow_module: AllowModule = None,
 ) -> None:
     """Score a client's model beside the Local and the global one."""
     from pgfed.cli.terminal import takehome as screens
@@ -66,6 +68,7 @@ def evaluate(
         data=data,
         data_root=default_root(data_root),
         skip_bad=skip_bad,
+        allowed=allowed(allow_module),
     )
     if found.unchanged is False:
         print(
@@ -93,6 +96,8 @@ def predict(
     resize: Annotated[
         bool, typer.Option("--resize", help="Resize images to what the model expects.")
     ] = False,
+    module_path: ModulePath = None,
+    allow_module: AllowModule = None,
 ) -> None:
     """Classify images: class and probability of each, as CSV."""
     from pgfed.engine.durable import write_atomic
@@ -101,7 +106,7 @@ def predict(
     from pgfed.results.models import open_model
     from pgfed.takehome import predict as predictions
 
-    found = predictions.predict(open_model(model), images, resize=resize)
+    found = predictions.predict(open_model(model, allowed(allow_module)), images, resize=resize)
     text = predictions.as_csv(found)
     if out is None:
         print(text, end="")
@@ -122,12 +127,14 @@ def export(
         Path | None,
         typer.Option(metavar="FILE", help="By default MODEL's name, in the current folder."),
     ] = None,
+    module_path: ModulePath = None,
+    allow_module: AllowModule = None,
 ) -> None:
     """Write a model for programs that know nothing of pgfed, and check that it is the same."""
     from pgfed.results.models import open_model
     from pgfed.takehome.export import export as exported
 
-    done = exported(open_model(model), format.value, out)
+    done = exported(open_model(model, allowed(allow_module)), format.value, out)
     print(f"{done.path}: gives the same logits (largest difference {done.difference:.1g})")
 
 
@@ -149,6 +156,8 @@ def onboard(
     skip_bad: SkipBad = False,
     figure: Figure = None,
     as_json: AsJson = False,
+    module_path: ModulePath = None,
+    allow_module: AllowModule = None,
 ) -> None:
     """Give a site that was not there a model: global models, fine-tuned on its data."""
     from pgfed.cli.terminal import takehome as screens
@@ -168,6 +177,7 @@ def onboard(
         lr=lr,
         data_root=default_root(data_root),
         skip_bad=skip_bad,
+        allowed=allowed(allow_module),
     )
     onboarding.write(found, place)
     if figure is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,13 @@ from pgfed.config.tables import BASE, DEFAULT_COHORT, Experiment
 from pgfed.data import DEFAULT_CLIENTS as DEFAULT_CLIENTS
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
+from pgfed.modules import Allowed
 
 if TYPE_CHECKING:
     from pgfed.methods.contract import Algorithm
 
 LAST = 10  # rounds, the last ones, that are always scored: every table leads with their mean
+FILE = "experiment.toml"  # in a run folder
 MAX_FILE = 1_000_000  # bytes; a file beyond this is not an experiment
 IN_MEMORY = "memory"  # data.dataset of a run on arrays that were passed from Python
 
@@ -32,11 +34,33 @@ def of_run(folder: Path) -> Experiment:
     """The experiment of a run folder."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give the folder of a run")
-    if not (folder / "experiment.toml").is_file():
-        raise UserError(f"{folder}: not a run folder (it holds no experiment.toml)")
+    if not (folder / FILE).is_file():
+        raise UserError(f"{folder}: not a run folder (it holds no {FILE})")
     if (folder / "federation.toml").is_file():
         raise UserError(f"{folder}: holds a federation; its run is {folder / 'run'}")
-    return load(folder / "experiment.toml")
+    return load(folder / FILE)
+
+
+def to_go_on(folder: Path, allowed: Allowed) -> Experiment:
+    """The experiment of a run folder, to be run: it names no module that is not allowed."""
+    experiment = of_run(folder)
+    check_modules(experiment, folder / FILE, allowed)
+    return experiment
+
+
+def check_modules(experiment: Experiment, file: Path, allowed: Allowed) -> None:
+    """Refuse an experiment of others that would import what is not allowed."""
+    for key, name in own_names(experiment):
+        allowed.check(key, name, file)
+
+
+def own_names(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """Each ``package.module:Name`` that running the experiment imports, with its key."""
+    if ":" in (experiment.model.name or ""):
+        yield "model.name", str(experiment.model.name)
+    for name in dict.fromkeys(map(experiment.base, [*experiment.methods, *experiment.method])):
+        if ":" in name:
+            yield "methods", name
 
 
 def data_root(given: str | Path | None) -> Path:

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from pgfed.errors import UserError, unknown
+from pgfed.modules import load_object
 
 if TYPE_CHECKING:
     from pgfed.methods.contract import Algorithm
@@ -72,7 +73,6 @@ def get(name: str) -> type[Algorithm]:
     """The class of a registered method, or of a user's own ``package.module:Class``."""
     if ":" in name:
         from pgfed.methods.contract import Algorithm
-        from pgfed.model.networks import load_object
 
         found = load_object("methods", name)
         if not (isinstance(found, type) and issubclass(found, Algorithm)):

@@ -5,11 +5,7 @@ A factory is any callable ``factory(input_shape, classes) -> nn.Module``.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +14,7 @@ from torch import Tensor, nn
 from pgfed.errors import UserError, unknown
 from pgfed.model.objectives import CLASSES, Objective
 from pgfed.model.task import Task
+from pgfed.modules import load_object
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -66,22 +63,6 @@ MODELS: dict[str, Factory] = {"cnn": CNN, "mlp": MLP}
 def default_model(input_shape: tuple[int, ...]) -> str:
     """`cnn` for images of at least 16x16, `mlp` otherwise."""
     return "cnn" if len(input_shape) == 3 and min(input_shape[1:]) >= 16 else "mlp"
-
-
-def load_object(key: str, name: str) -> Any:
-    """The object that ``package.module:attribute`` names; the current folder is searched too."""
-    module_name, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"{key}: cannot import {module_name!r}: {error}") from error
-    try:
-        return getattr(module, attribute)
-    except AttributeError:
-        raise UserError(f"{key}: module {module_name!r} has no {attribute!r}") from None
 
 
 def factory(name: str | Factory) -> Factory:

@@ -13,6 +13,7 @@ from pgfed.engine.runs import Setup, prepare
 from pgfed.errors import UserError
 from pgfed.model.networks import make_task
 from pgfed.model.task import Task
+from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
 from pgfed.results.layout import seed_folder
 from pgfed.results.manifest import NAME
@@ -41,9 +42,11 @@ def train(experiment: Experiment, folder: Path, root: Path, progress: Progress) 
         record(setup, folder, [progress], warn=progress.warn)
 
 
-def read(folder: Path, root: Path, methods: list[str] | None = None) -> Start:
+def read(
+    folder: Path, root: Path, methods: list[str] | None = None, allowed: Allowed = NONE
+) -> Start:
     """The models of a run folder; ``methods``: of these only."""
-    setup = prepare(experiments.of_run(folder), root)
+    setup = prepare(experiments.to_go_on(folder, allowed), root)
     task = _task(setup)
     models = {}
     for method in setup.methods if methods is None else methods:

@@ -28,8 +28,9 @@ from pgfed.engine.rounds import Run
 from pgfed.engine.runs import Setup
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm
-from pgfed.model.networks import MODELS, factory
+from pgfed.model.networks import MODELS, Factory, factory
 from pgfed.model.task import Task
+from pgfed.modules import NONE, Allowed, allowed
 from pgfed.results import layout
 from pgfed.results import manifest as manifests
 from pgfed.results.layout import seed_folder
@@ -73,8 +74,9 @@ class ModelsInMemory:
 class ModelsInFolder:
     """Read from the files of a run folder when asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, allowed: Allowed = NONE) -> None:
         self._folder = folder
+        self._allowed = allowed
         self.manifest = manifests.read(folder)
         self._files = {row.id: row for row in self.manifest.clients}
 
@@ -97,7 +99,7 @@ class ModelsInFolder:
             raise UserError(
                 f"{self._folder}: the model of client {client} is not here but at its site"
             )
-        model = open_model(self._folder / row.file)
+        model = open_model(self._folder / row.file, self._allowed)
         # Several clients may have this file in common; this is about the one.
         entry = {**self.manifest.about(), "role": "client", **row.model_dump()}
         return dataclasses.replace(model, entry=entry)
@@ -106,17 +108,22 @@ class ModelsInFolder:
         """The method's global model, which a new client starts from."""
         if self.manifest.shared is None:
             raise UserError(f"{self._folder}: holds no global model")
-        return open_model(self._folder / self.manifest.shared.file)
+        return open_model(self._folder / self.manifest.shared.file, self._allowed)
+
+    def factory(self) -> Factory:
+        """What builds these models; one of a user's own only if it is allowed."""
+        check_module(self.manifest, self._folder, self._allowed)
+        return factory(self.manifest.model)
 
 
-def kept_models(path: Path, method: str, seed: int) -> ModelsInFolder:
+def kept_models(path: Path, method: str, seed: int, allowed: Allowed = NONE) -> ModelsInFolder:
     """The models of a method and seed in a run folder; says why there are none."""
     folder = seed_folder(path, method, seed)
     if not (folder / layout.CLIENTS).is_file():
         raise layout.unfinished(path, method, seed)
     if not (folder / layout.MODELS).is_dir():
         raise UserError(f"{folder}: its models were not kept; run again with output.models = 'all'")
-    return ModelsInFolder(folder / layout.MODELS)
+    return ModelsInFolder(folder / layout.MODELS, allowed)
 
 
 def not_kept(method: str, seed: int) -> UserError:
@@ -136,10 +143,16 @@ class Model:
     manifest: Manifest
     entry: dict[str, Any]  # the manifest as far as it is about this model
     values: dict[str, Tensor]  # the module's state_dict
+    allowed: Allowed = NONE  # modules that its manifest may name
+
+    def check_module(self) -> None:
+        """Refuse a model that would import a module which is not allowed."""
+        check_module(self.manifest, self.path.parent, self.allowed)
 
     def module(self) -> nn.Module:
         """The model in evaluation mode."""
         about = self.manifest
+        self.check_module()
         make = factory(about.model)
         try:
             if about.model in MODELS:  # a manifest may claim inputs of any size: none is allocated
@@ -164,29 +177,32 @@ def load(
     *,
     method: str | None = None,
     seed: int | None = None,
+    allow_modules: Sequence[str] = (),
 ) -> tuple[nn.Module, dict[str, Any]]:
     """A model in evaluation mode, and what the manifest says of it.
 
     ``path`` is a model file (``.../models/client-0007.safetensors``), or a run folder: then
     ``client`` says whose model (by its number or name), and ``method`` and ``seed`` of which run
-    in it (by default the only method and the first seed).
+    in it (by default the only method and the first seed). A model of one's own,
+    ``package.module:factory``, is imported only if ``allow_modules`` holds its module.
     """
+    trusted = allowed(allow_modules)
     place = Path(path).expanduser()
     if place.is_dir():
         experiment = experiments.of_run(place)
         if client is None:
             raise UserError(f"{place}: a run folder holds a model per client; say which client")
         name = layout.choose_method(experiment, place, method)
-        kept = kept_models(place, name, layout.choose_seed(experiment, seed))
+        kept = kept_models(place, name, layout.choose_seed(experiment, seed), trusted)
         model = kept.personal_model(client)
     elif client is not None or method is not None or seed is not None:
         raise UserError(f"{place}: client, method and seed are for a run folder; found no folder")
     else:
-        model = open_model(place)
+        model = open_model(place, trusted)
     return model.module(), model.entry
 
 
-def open_model(path: Path) -> Model:
+def open_model(path: Path, allowed: Allowed = NONE) -> Model:
     """The model in a file; what is damaged, cut short or not in its manifest is refused.
 
     So is a model whose training diverged: it would answer with the first class, whatever it sees.
@@ -205,7 +221,12 @@ def open_model(path: Path) -> Model:
             f"{about.method}'s {_whose(path, entry)} holds NaN or infinite values: its training "
             "diverged (lower train.lr)"
         )
-    return Model(path, about, {**about.about(), **entry}, values)
+    return Model(path, about, {**about.about(), **entry}, values, allowed)
+
+
+def check_module(about: Manifest, folder: Path, allowed: Allowed) -> None:
+    """A manifest may be a stranger's: what it names is imported only if that is allowed here."""
+    allowed.check("model", about.model, folder / manifests.NAME)
 
 
 def _whose(path: Path, entry: dict[str, Any]) -> str:

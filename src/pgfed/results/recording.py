@@ -9,6 +9,7 @@ from pgfed.engine.callbacks import Callback
 from pgfed.engine.environment import environment
 from pgfed.engine.rounds import Run
 from pgfed.engine.runs import Setup, execute
+from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
 from pgfed.results.layout import seed_folder
 from pgfed.results.models import Models, ModelsInFolder, ModelsInMemory
@@ -40,13 +41,13 @@ def record(
     return writer.data, models_in(writer.data)
 
 
-def models_in(data: RunData) -> dict[tuple[str, int], Models]:
+def models_in(data: RunData, allowed: Allowed = NONE) -> dict[tuple[str, int], Models]:
     """The models that a run folder holds."""
     found: dict[tuple[str, int], Models] = {}
     for run in each_run(data):
         folder = seed_folder(data.path, run.method, run.seed) / layout.MODELS
         if folder.is_dir():
-            found[run.method, run.seed] = ModelsInFolder(folder)
+            found[run.method, run.seed] = ModelsInFolder(folder, allowed)
     return found
 
 

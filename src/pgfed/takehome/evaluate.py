@@ -15,6 +15,7 @@ from pgfed.data.federation import Shard, build_seat
 from pgfed.engine.runs import load_federation
 from pgfed.errors import UserError
 from pgfed.methods.registry import BASELINE
+from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
 from pgfed.results.manifest import Manifest
 from pgfed.results.models import Diverged, Model, kept_models
@@ -71,6 +72,7 @@ def evaluate(
     data: str | None,
     data_root: Path,
     skip_bad: bool = False,
+    allowed: Allowed = NONE,
 ) -> Evaluation:
     """The personalized models beside the Local one and the global ones."""
     wanted = layout.choose_methods(run.experiment, run.path, method)
@@ -80,7 +82,7 @@ def evaluate(
     models, diverged = [], []
     for m in order:
         # Local has no global model: what it gives to new clients is the untrained start.
-        kept = kept_models(run.path, m, chosen)
+        kept = kept_models(run.path, m, chosen, allowed)
         for kind in ("personal",) if m == BASELINE else ("personal", "global"):
             try:
                 personal = kind == "personal"

@@ -26,6 +26,7 @@ from pgfed.methods.settings import TrainConfig
 from pgfed.methods.steps import fine_tuned
 from pgfed.model.networks import make_task
 from pgfed.model.task import Task
+from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
 from pgfed.results.layout import csv_text
 from pgfed.results.models import Model, kept_models, write_manifest, write_model
@@ -110,14 +111,17 @@ def onboard(
     lr: float | None,
     data_root: Path,
     skip_bad: bool = False,
+    allowed: Allowed = NONE,
 ) -> Onboarding:
     """Fine-tune for the new site, from each method asked for and from the untrained start."""
     if lr is not None and not 0 < lr < float("inf"):
         raise UserError(f"--lr: found {lr}; allowed: a number above 0")
     chosen = layout.choose_seed(run.experiment, seed)
     methods = layout.choose_methods(run.experiment, run.path, method)
-    models = {name: kept_models(run.path, name, chosen).shared_model() for name in methods}
-    about = next(iter(models.values())).manifest
+    models = {name: kept_models(run.path, name, chosen, allowed).shared_model() for name in methods}
+    first = next(iter(models.values()))
+    first.check_module()
+    about = first.manifest
     table = run.experiment.data
     dataset = agreed.load(
         data,
@@ -155,15 +159,19 @@ def onboard(
     with one_thread():
         for name, (theta, source) in starts.items():
             curve, best, tuned = tune(task, theta, site, streams, train)
-            start = _start(run, name)
+            start = _start(run, name, allowed)
             newcomers.append(Newcomer(name, start, source, curve, best, task.named(tuned)))
     return Onboarding(data, chosen, train, site, newcomers)
 
 
-def _start(run: RunData, method: str) -> str:
+def _start(run: RunData, method: str, allowed: Allowed) -> str:
     """What a new client starts from, in words; 0.1 did not write that down."""
     said = run.methods[method].new_client_start if method in run.methods else None
-    return said or algorithms.get(run.experiment.base(method)).new_client_start
+    if said:
+        return said
+    base = run.experiment.base(method)
+    allowed.check("methods", base, run.path / layout.EXPERIMENT)
+    return algorithms.get(base).new_client_start
 
 
 def tune(

@@ -99,7 +99,14 @@ class Cluster:
         handler = signal.getsignal(signal.SIGTERM)
         self._connected = True  # ours to end, even if interrupted half-way
         try:
-            self.ray.init(**options, log_to_driver=False, logging_level="ERROR")
+            self.ray.init(
+                **options,
+                # Else Ray's workers would import from the driver's current folder, and from there
+                # first: torch.py, say. They get the driver's path from us (`_Actor`).
+                job_config=self.ray.job_config.JobConfig(_client_job=True),
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
         except SystemExit:  # so do Ray's handlers answer SIGTERM meanwhile
             raise KeyboardInterrupt from None
         finally:

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder
 from pgfed.federation.site.answers import Site
+from pgfed.modules import search_handed_on
 
 ACTION = "pgfed"  # the one kind of message; what it asks for is in its head
 FOLDER = "PGFED_FEDERATION"
@@ -43,4 +44,5 @@ def main(grid: Grid, context: Context) -> None:
 
     if FOLDER not in os.environ:
         raise UserError(f"{FOLDER}: not set; it names the federation's folder")
+    search_handed_on()
     conduct(grid, FederationFolder(Path(os.environ[FOLDER])), Options.of(context.run_config))

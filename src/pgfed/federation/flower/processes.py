@@ -12,12 +12,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder, is_loopback
 from pgfed.federation.folders.keys import write_private
+from pgfed.modules import handed_on
 
 AGAIN = 5.0  # seconds until a process that ended is started again
 STARTING = 120.0  # seconds the SuperLink may take to answer
@@ -30,6 +31,7 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
 }
+SAFE = {"PYTHONSAFEPATH": "1"}
 
 
 class Stopped(Exception):
@@ -37,9 +39,12 @@ class Stopped(Exception):
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """No telemetry, no look-ups, Flower's files in a folder of ours, its commands on the path."""
+    """No telemetry, no look-ups, Flower's files in a folder of ours, its commands on the path.
+
+    Nothing is imported from the current folder, which may be one that somebody handed out.
+    """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(home), **more}
+    return {**os.environ, **QUIET, **SAFE, "PATH": path, "FLWR_HOME": str(home), **more}
 
 
 def start(command: list[str], env: dict[str, str], log: Path | None) -> subprocess.Popen[bytes]:
@@ -90,8 +95,10 @@ def stoppable() -> Iterator[None]:
 # -- the server --------------------------------------------------------------------------------
 
 
-def serve(folder: FederationFolder, say: Callable[[str], None]) -> None:
-    """Run the SuperLink until told to stop."""
+def serve(
+    folder: FederationFolder, say: Callable[[str], None], module_path: Sequence[Path] = ()
+) -> None:
+    """Run the SuperLink until told to stop; own modules are also found in ``module_path``."""
     from pgfed.federation.flower.control import Control
 
     agreement = folder.agreement
@@ -110,7 +117,8 @@ def serve(folder: FederationFolder, say: Callable[[str], None]) -> None:
             command += [f"--ssl-{option}", str(folder.server / file)]
         command += ["--ssl-keyfile", str(folder.server / "server.key")]
     _check_port(host, agreement.port)
-    env = environment(folder.server / "flwr", PGFED_FEDERATION=str(folder.path))
+    told = {"PGFED_FEDERATION": str(folder.path), **handed_on(module_path)}
+    env = environment(folder.server / "flwr", **told)
     log = folder.server / "superlink.log"
     with stoppable():
         child = start(command, env, log)
@@ -144,8 +152,12 @@ def _check_port(host: str, port: int) -> None:
 # -- a site ------------------------------------------------------------------------------------
 
 
-def attend(folder: SiteFolder, data: str, say: Callable[[str], None]) -> None:
+def attend(
+    folder: SiteFolder, data: str, say: Callable[[str], None], module_path: Sequence[Path] = ()
+) -> None:
     """Run the SuperNode and the worker until told to stop; what ends is started again.
+
+    The modules that site.toml allows are also found in ``module_path``.
 
     A node that comes back is refused for about a minute, while the server still believes its
     predecessor to be there, and ends; so it is tried again and again.
@@ -156,7 +168,7 @@ def attend(folder: SiteFolder, data: str, say: Callable[[str], None]) -> None:
     secret.unlink(missing_ok=True)
     write_private(secret, secrets.token_bytes(32))
     port = free_port()
-    env = environment(folder.states / "flwr")
+    env = environment(folder.states / "flwr", **handed_on(module_path))
     node = [
         *("flower-supernode", "--superlink", folder.file.server),
         *("--host", "127.0.0.1", "--port", str(port)),

@@ -30,6 +30,7 @@ from pgfed.config.tables import DEFAULT_COHORT, Experiment
 from pgfed.engine.durable import write_atomic
 from pgfed.errors import UserError
 from pgfed.federation.folders import templates
+from pgfed.modules import NONE, Allowed, allowed
 
 if TYPE_CHECKING:
     from pgfed.data.federation import Federation
@@ -84,6 +85,7 @@ class SiteFile(Agreement):
     client: int = Field(ge=0)  # this site's seat
     data: str = ""  # npz:PATH or folder:PATH
     share_model: bool = False  # may the server keep a copy of this site's personalized model?
+    allow_modules: list[str] = Field(default_factory=list)  # that the experiment may import here
 
 
 class FederationFolder:
@@ -144,16 +146,32 @@ class SiteFolder:
         self.logs = self.path / "log"
         self.experiment_file = self.path / "experiment.toml"
 
+    @property
+    def allowed(self) -> Allowed:
+        """The modules that the experiment, which the server handed out, may name."""
+        file = self.path / "site.toml"
+        return allowed(
+            self.file.allow_modules, lambda module: f'allow_modules = ["{module}"] in {file}'
+        )
+
 
 def site_name(client: int, seats: int) -> str:
     return f"site-{client:0{max(2, len(str(seats - 1)))}}"
 
 
-def load_experiment(path: Path) -> tuple[Experiment, dict[str, Algorithm]]:
-    """The experiment, complete, and its methods by the name of their folder."""
+def load_experiment(
+    path: Path, allowed: Allowed | None = NONE
+) -> tuple[Experiment, dict[str, Algorithm]]:
+    """The experiment, complete, and its methods by the name of their folder.
+
+    ``allowed``: the modules that it may import; None: it is one's own, and may import any.
+    """
     if not path.is_file():
         raise UserError(f"{path}: missing; `pgfed federation init` writes it")
-    methods, experiment = experiments.make_methods(experiments.load(path))
+    loaded = experiments.load(path)
+    if allowed is not None:
+        experiments.check_modules(loaded, path, allowed)
+    methods, experiment = experiments.make_methods(loaded)
     _check(experiment)
     if experiment.cohort is None:
         experiment = replace(experiment, cohort=DEFAULT_COHORT)
@@ -263,7 +281,7 @@ def init(
         folder.chmod(0o700)
         make_site_key(folder / "site.key", folder / "site.pub", name)
         write_atomic(keys / f"{name}.pub", (folder / "site.pub").read_bytes())
-        own = {"client": client, "data": "", "share_model": False, **common}
+        own = {"client": client, "data": "", "share_model": False, "allow_modules": [], **common}
         write_atomic(folder / "site.toml", templates.SITE_HEAD + tomli_w.dumps(own))
         write_atomic(folder / "experiment.toml", templates.EXPERIMENT_HEAD + document)
         write_atomic(folder / "ca.crt", authority)

@@ -57,7 +57,7 @@ class Options:
 def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     """Run the federation's experiment, or go on with it."""
     folder.check_run(resume=options.resume)
-    experiment, methods = load_experiment(folder.experiment_file)
+    experiment, methods = load_experiment(folder.experiment_file, None)
     agreed = digest(folder.agreement, experiment)
     federation = folder.agreement.without_data()
     task = make_model(folder.agreement, experiment, experiment.seeds[0])

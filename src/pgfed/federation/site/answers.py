@@ -96,7 +96,7 @@ class Site:
         self.folder = folder
         self.file = folder.file
         self.client = folder.file.client
-        self.experiment, self.methods = load_experiment(folder.experiment_file)
+        self.experiment, self.methods = load_experiment(folder.experiment_file, folder.allowed)
         name, at = (data, Path.cwd()) if data else (self.file.data, folder.path)
         self.federation = sitedata.load(self.file, name, self.experiment.data, at)
         self._key = load_private(folder.key)

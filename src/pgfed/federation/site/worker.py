@@ -22,6 +22,7 @@ from pgfed.federation.flower.apps import ACTION
 from pgfed.federation.flower.private import Queue, Task, refusal
 from pgfed.federation.folders.folder import SiteFolder
 from pgfed.federation.site.answers import Site
+from pgfed.modules import search_handed_on
 
 POLL = 0.25  # seconds between two looks at the SuperNode's queue
 
@@ -61,6 +62,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     become_worker()
     try:
+        search_handed_on()
         site = Site(SiteFolder(Path(folder)), data)
     except UserError as error:
         print("pgfed:", error, file=sys.stderr)
