@@ -15,12 +15,12 @@ from fuzz.driving import attempt, drive, share
 from fuzz.mutation import mutate
 from pgfed.engine.durable import read_state, sha256, state_from_bytes, state_to_bytes
 from pgfed.model.networks import MLP
+from pgfed.results import manifest as manifests
 from pgfed.results.models import (
     GLOBAL,
     Model,
     ModelsInFolder,
     open_model,
-    write_manifest,
     write_model,
 )
 
@@ -36,7 +36,7 @@ def models(tmp_path: Path) -> Path:
         values = MLP(SHAPE, len(CLASSES), hidden=128).state_dict()
         rows.append({"client": i, **write_model(tmp_path / f"client-000{i}.safetensors", values)})
     shared = write_model(tmp_path / GLOBAL, MLP(SHAPE, len(CLASSES)).state_dict())
-    write_manifest(
+    manifests.write(
         tmp_path,
         {
             "format": 1,
@@ -143,7 +143,7 @@ def test_lying_model_files(models: Path, cases: int):
         names = ["cnn", "nothing", "no.such:module", "os:sep"]
         manifest["input_shape"] = rng.choice([[1, 3, 3]] * 20 + shapes)
         manifest["model"] = rng.choice(["mlp"] * 20 + names)
-        write_manifest(models, manifest)
+        manifests.write(models, manifest)
         found, _ = attempt(lambda: used(chosen))
         return "refused" if found is None else "accepted"
 

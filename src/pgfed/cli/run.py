@@ -78,12 +78,7 @@ def run(
     from pgfed.results.writer import check_same
 
     if dry:
-        from pgfed.cli.terminal import experiment as screens
-        from pgfed.tuning import cost as estimate
-
-        setup = prepare(loaded, root)
-        estimates = estimate.estimate(setup)
-        screens.dry_run(setup, estimates, estimate.memory(setup, estimates))
+        _dry_run(prepare(loaded, root))
         return
     if go_on and out is None:
         raise UserError("--resume: say which run with --out DIR (or use `pgfed resume DIR`)")
@@ -93,6 +88,14 @@ def run(
     if going_on:
         check_same(setup.experiment, folder)
     _execute(setup, folder, resume=going_on, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
+
+
+def _dry_run(setup: Setup) -> None:
+    from pgfed.cli.terminal import experiment as screens
+    from pgfed.tuning import cost as estimate
+
+    estimates = estimate.estimate(setup)
+    screens.dry_run(setup, estimates, estimate.memory(setup, estimates))
 
 
 def resume(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pgfed.engine.durable import write_atomic
 from pgfed.errors import UserError
 
 NAME = "manifest.json"
@@ -115,3 +117,22 @@ def _client(row: dict[str, Any]) -> dict[str, Any]:
     row = {RENAMED.get(key, key): value for key, value in row.items()}
     number = row.get("client")
     return {**row, "client": str(row.pop("label", None) or number), "id": number}
+
+
+def write(folder: Path, content: dict[str, Any]) -> None:
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    write_atomic(folder / NAME, text)
+
+
+def complete(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Add what was not known of the clients when the models were written."""
+    about = read(folder)
+    if [(row.client, row.id) for row in about.clients] != [
+        (row["client"], i) for i, row in enumerate(rows)
+    ]:
+        raise UserError(f"{folder / NAME}: not the run's clients; the file is damaged")
+    content = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    content["clients"] = [
+        {**row, **known} for row, known in zip(rows, content["clients"], strict=True)
+    ]
+    write(folder, content)

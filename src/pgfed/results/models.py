@@ -7,7 +7,6 @@ module's own ``state_dict``. What is read is only the very bytes that the manife
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -311,7 +310,7 @@ def write_models(
         shared=write_model(folder / GLOBAL, run.task.named(run.global_model())),
         clients=clients,
     )
-    write_manifest(folder, content)
+    manifests.write(folder, content)
 
 
 def model_files(federation: Federation) -> list[str]:
@@ -367,25 +366,6 @@ def manifest(
         "global": shared,
         "clients": list(clients),
     }
-
-
-def complete_models(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Add to a manifest what was not known of the clients when the models were written."""
-    about = manifests.read(folder)
-    if [(row.client, row.id) for row in about.clients] != [
-        (row["client"], i) for i, row in enumerate(rows)
-    ]:
-        raise UserError(f"{folder / manifests.NAME}: not the run's clients; the file is damaged")
-    content = json.loads((folder / manifests.NAME).read_text(encoding="utf-8"))
-    content["clients"] = [
-        {**row, **known} for row, known in zip(rows, content["clients"], strict=True)
-    ]
-    write_manifest(folder, content)
-
-
-def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    write_atomic(folder / manifests.NAME, text)
 
 
 def normalisation(federation: Federation) -> dict[str, Any]:

@@ -32,9 +32,10 @@ from pgfed.engine.runs import Past, Setup
 from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
 from pgfed.results import layout
+from pgfed.results import manifest as manifests
 from pgfed.results.history import line_of, write_history
 from pgfed.results.layout import csv_text, seed_folder
-from pgfed.results.models import complete_models, write_models
+from pgfed.results.models import write_models
 from pgfed.results.reader import read_evidence, read_finished, read_records
 from pgfed.results.runs import (
     Evidence,
@@ -293,7 +294,7 @@ class RunWriter(Callback, Past):
         models = folder / layout.MODELS
         best = max(folder.glob("models-round-*/manifest.json"), default=None)
         if best is not None:
-            complete_models(best.parent, rows)
+            manifests.complete(best.parent, rows)
             shutil.rmtree(models, ignore_errors=True)
             best.parent.rename(models)
         elif (

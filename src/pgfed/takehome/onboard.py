@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from pgfed.config.tables import Data
 from pgfed.data import matching as agreed
 from pgfed.data.federation import Federation, Shard, build_seat
 from pgfed.engine.client import one_thread
@@ -28,8 +29,10 @@ from pgfed.model.networks import make_task
 from pgfed.model.task import Task
 from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
+from pgfed.results import manifest as manifests
 from pgfed.results.layout import csv_text
-from pgfed.results.models import Model, kept_models, write_manifest, write_model
+from pgfed.results.manifest import Manifest
+from pgfed.results.models import Model, kept_models, write_model
 from pgfed.results.runs import RunData
 from pgfed.takehome.figures import drawing
 
@@ -122,10 +125,31 @@ def onboard(
     first = next(iter(models.values()))
     first.check_module()
     about = first.manifest
-    table = run.experiment.data
+    site = _site(data, data_root, about, run.experiment.data, skip_bad)
+    task = make_task(about.model, about.shape, len(about.classes), seed=chosen, head=about.head)
+    own = run.experiment.train
+    train = TrainConfig(epochs, own.batch_size, own.lr if lr is None else lr, own.momentum)
+    # The new site's seat is the one after the last.
+    streams = [Rng(chosen, len(about.clients), epoch) for epoch in range(epochs)]
+    untrained = {"method": ALONE, "round": 0, "hyperparameters": {"train": asdict(train)}}
+    starts = {ALONE: (task.initial(), {**about.about(), **untrained})}
+    for name, model in models.items():
+        if name != ALONE:
+            starts[name] = (_flat(task, model), model.entry)
+    newcomers = []
+    with one_thread():
+        for name, (theta, source) in starts.items():
+            curve, best, tuned = tune(task, theta, site, streams, train)
+            start = _start(run, name, allowed)
+            newcomers.append(Newcomer(name, start, source, curve, best, task.named(tuned)))
+    return Onboarding(data, chosen, train, site, newcomers)
+
+
+def _site(data: str, root: Path, about: Manifest, table: Data, skip_bad: bool) -> Federation:
+    """The new site's samples, with a validation share to choose the number of epochs on."""
     dataset = agreed.load(
         data,
-        data_root,
+        root,
         classes=about.classes,
         input_shape=about.shape,
         input_type=about.normalisation.input,
@@ -145,23 +169,7 @@ def onboard(
             f"{data}: {site.n_train[0]} training samples are too few to set a validation share "
             "aside, on which the number of epochs is chosen"
         )
-    task = make_task(about.model, about.shape, len(about.classes), seed=chosen, head=about.head)
-    own = run.experiment.train
-    train = TrainConfig(epochs, own.batch_size, own.lr if lr is None else lr, own.momentum)
-    # The new site's seat is the one after the last.
-    streams = [Rng(chosen, len(about.clients), epoch) for epoch in range(epochs)]
-    untrained = {"method": ALONE, "round": 0, "hyperparameters": {"train": asdict(train)}}
-    starts = {ALONE: (task.initial(), {**about.about(), **untrained})}
-    for name, model in models.items():
-        if name != ALONE:
-            starts[name] = (_flat(task, model), model.entry)
-    newcomers = []
-    with one_thread():
-        for name, (theta, source) in starts.items():
-            curve, best, tuned = tune(task, theta, site, streams, train)
-            start = _start(run, name, allowed)
-            newcomers.append(Newcomer(name, start, source, curve, best, task.named(tuned)))
-    return Onboarding(data, chosen, train, site, newcomers)
+    return site
 
 
 def _start(run: RunData, method: str, allowed: Allowed) -> str:
@@ -231,7 +239,7 @@ def write(result: Onboarding, out: Path) -> None:
             rows = [asdict(epoch) for epoch in newcomer.curve]
             write_atomic(folder / "curve.csv", csv_text(rows))
             file = write_model(folder / FILE, newcomer.values)
-            write_manifest(folder, _manifest(newcomer, result, file))
+            manifests.write(folder, _manifest(newcomer, result, file))
         except OSError as error:
             where = error.filename or folder
             raise UserError(f"{where}: cannot be written ({error.strerror})") from None

@@ -30,9 +30,10 @@ from pgfed.federation.server.seats import Seats
 from pgfed.federation.server.status import Status
 from pgfed.methods.registry import BASELINE
 from pgfed.results import layout
+from pgfed.results import manifest as manifests
 from pgfed.results.layout import csv_text
 from pgfed.results.manifest import NAME
-from pgfed.results.models import GLOBAL, manifest, model_files, write_manifest, write_model
+from pgfed.results.models import GLOBAL, manifest, model_files, write_model
 from pgfed.results.runs import Evidence
 from pgfed.results.writer import RunWriter, write_json
 
@@ -223,7 +224,7 @@ class FederationRun(RunWriter):
                 for i, row in enumerate(rows)
             ],
         )
-        write_manifest(models, content)
+        manifests.write(models, content)
         done |= set(asked) - set(missed)
         write_atomic(models / WRITTEN, json.dumps(sorted(done)) + "\n")
 

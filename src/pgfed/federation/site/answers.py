@@ -36,8 +36,9 @@ from pgfed.federation.site import data as sitedata
 from pgfed.methods.contract import FederationInfo
 from pgfed.methods.registry import BASELINE
 from pgfed.methods.values import State
+from pgfed.results import manifest as manifests
 from pgfed.results.layout import EVIDENCE, csv_text, seed_folder
-from pgfed.results.models import manifest, write_manifest, write_model
+from pgfed.results.models import manifest, write_model
 from pgfed.results.runs import Evidence
 from pgfed.results.writer import write_evidence
 
@@ -290,7 +291,7 @@ class Site:
             shared=None,
             clients=[{**row, "id": self.client, "score": accuracy, **file}],
         )
-        write_manifest(folder, content)
+        manifests.write(folder, content)
         self._report({k: head[k] for k in ("run", "method", "seed", "round")} | row)
         log.info("%s, seed %d: the personalized model is in %s", method, seed, folder)
 
