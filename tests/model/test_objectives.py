@@ -146,14 +146,17 @@ def test_a_method_that_needs_classes_says_so(kind: str) -> None:
 def test_scores_are_over_the_whole_set_and_may_be_undefined() -> None:
     """R² of batches is not the mean of theirs; of equal targets it does not exist."""
     data, objective = federation("regression"), Regression()
+    torch.manual_seed(0)
     task = Task(network((FEATURES,), 1), (FEATURES,), objective=objective)
     theta = task.initial()
     shard = data.train(0)
     outputs = task.logits(theta, shard.x)
     error = float((outputs - shard.y).square().mean())
     found = task.score(theta, shard)
-    assert found.metrics["r2"] == pytest.approx(1 - error / float(shard.y.var(correction=0)))
-    assert found.loss == pytest.approx(error * len(shard), rel=1e-5)
+    assert found.metrics["r2"] == pytest.approx(
+        1 - error / float(shard.y.var(correction=0)), rel=1e-4, abs=1e-5
+    )
+    assert found.loss == pytest.approx(error * len(shard), rel=1e-4)
     same = shard.rows(0, 1)
     assert task.score(theta, same).metrics["r2"] is None
 
