@@ -44,6 +44,9 @@ class Undecided(Convolutions):
         return super().forward(x if bool(x.sum() > 0) else x + 1)
 
 
+OURS = ("--allow-module", __name__)  # its models are in this file
+
+
 @pytest.fixture(scope="module", params=["cnn", Convolutions])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(request.param, tmp_path_factory.mktemp("export"))
@@ -64,11 +67,11 @@ def same(ours: Tensor, theirs: Tensor) -> None:
 
 
 def test_onnx(trained: Path, pgfed: Command) -> None:
-    done = pgfed("export", trained)
+    done = pgfed("export", trained, *OURS)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("client-0001.onnx: gives the same logits")
     session = onnxruntime.InferenceSession("client-0001.onnx", providers=["CPUExecutionProvider"])
-    module, entry = package.load(trained)
+    module, entry = package.load(trained, allow_modules=[__name__])
     for n in (1, 4, 33):  # the size of the batch is free
         x = inputs(n)
         (logits,) = session.run(None, {"x": x.numpy()})
@@ -82,11 +85,11 @@ def test_onnx(trained: Path, pgfed: Command) -> None:
 
 
 def test_torch(trained: Path, pgfed: Command) -> None:
-    done = pgfed("export", trained, "--format", "torch", "--out", "mine.pt2")
+    done = pgfed("export", trained, "--format", "torch", "--out", "mine.pt2", *OURS)
     assert (done.code, done.err) == (0, "")
     extra = {"pgfed.json": ""}
     program = torch.export.load("mine.pt2", extra_files=extra).module()
-    module, entry = package.load(trained)
+    module, entry = package.load(trained, allow_modules=[__name__])
     with torch.no_grad():
         for n in (1, 4, 33):
             same(module(inputs(n)), program(inputs(n)))
@@ -118,7 +121,7 @@ def test_torch_without_this_package(tmp_path: Path, pgfed: Command) -> None:
 
 
 def test_what_cannot_be_exported_is_one_line(tmp_path: Path, pgfed: Command) -> None:
-    done = pgfed("export", train(Undecided, tmp_path), "--format", "torch")
+    done = pgfed("export", train(Undecided, tmp_path), "--format", "torch", *OURS)
     assert done.code == 2
     assert "client-0001.safetensors: cannot be exported as torch" in done.line
     assert not list(tmp_path.glob("*.pt2"))

@@ -43,8 +43,7 @@ def run(
     settings: Settings = None,
     data_root: DataRoot = None,
     device: Annotated[
-        str | None,
-        typer.Option(help="Where to compute: cpu, cuda, ... (engine.device)."),
+        str | None, typer.Option(help="Where to compute: cpu, cuda, ... (engine.device).")
     ] = None,
     keep: Annotated[
         str | None,
