@@ -60,6 +60,7 @@ def make_folder(
     )
     experiment = from_dict(
         {
+            "cohort": 0.25,
             "name": path.name,
             "seeds": list(seeds),
             "rounds": rounds,

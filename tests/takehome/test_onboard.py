@@ -123,6 +123,7 @@ def test_it_can_be_repeated_with_dropout(pgfed: Command, tmp_path: Path) -> None
     package.run((data["x"], data["y"]), methods=["fedavg"], out=tmp_path / "run", **given)
     np.savez("new.npz", **blobs(40, seed=2))
     words = ["onboard", "run", "--data", "npz:new.npz", "--epochs", 2, "--json"]
+    words += ["--allow-module", Forgetful.__module__]
     first, again = (json.loads(pgfed(*words, "--out", name).out) for name in ("a", "b"))
     assert first == again
 
