@@ -152,7 +152,9 @@ def test_a_site_that_sends_nan(tmp_path):
     (hook / "sitecustomize.py").write_text(POISON)
     with Running(tmp_path / "f", **ALL) as federation:
         federation.site(0)
-        federation.site(1, PYTHONPATH=str(hook))
+        before = os.environ.get("PYTHONPATH")  # where the pgfed under test may lie
+        path = os.pathsep.join([str(hook), *([before] if before else [])])
+        federation.site(1, PYTHONPATH=path)
         federation.site(2)
         federation.serve()
         federation.finish("--min-replies", "2")
