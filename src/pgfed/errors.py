@@ -43,9 +43,3 @@ def unknown(what: str, found: str, allowed: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(found, names, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return UserError(f"{what}: unknown {found!r}{hint}; allowed: {', '.join(names)}")
-
-
-def need(holds: bool, key: str, rule: str, found: float) -> None:
-    """Refuse a value: the key, what must hold, what was found."""
-    if not holds:
-        raise UserError(f"{key}: must be {rule}, found {found:g}")

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from pgfed.config.schema import check, shown
 from pgfed.config.tables import BASE, DEFAULT_COHORT, Experiment
-from pgfed.data import DEFAULT_CLIENTS as DEFAULT_CLIENTS
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.modules import Allowed

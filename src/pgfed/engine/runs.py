@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from pgfed.config.experiment import DEFAULT_CLIENTS, IN_MEMORY, make_methods
+from pgfed.config.experiment import IN_MEMORY, make_methods
 from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment
-from pgfed.data import datasets
+from pgfed.data import DEFAULT_CLIENTS, datasets
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
 from pgfed.engine.attacks import Attack
