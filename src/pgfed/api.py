@@ -174,9 +174,9 @@ class Result:
         return _frame(self.summary)
 
     def clients(self, method: str, seed: int | None = None) -> Any:
-        """One row per client: sizes, accuracies, gain over Local."""
+        """One row per client: sizes, scores, gain over Local, every metric."""
         run = self._run(method, seed)
-        return _frame(client_rows(run, alone_of(self.data, run.seed), self.data.clients))
+        return _frame(client_rows(run, alone_of(self.data, run.seed), self.data.clients, self.data.metric))
 
     def history(self, method: str, seed: int | None = None) -> Any:
         """One row per round."""

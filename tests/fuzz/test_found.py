@@ -32,7 +32,7 @@ from pgfed.engine.replies import MAX_SAMPLES, score_refusal
 from pgfed.engine.runs import Setup
 from pgfed.errors import LONGEST, UserError
 from pgfed.federation.flower.records import RAW, BadRecord, unpack
-from pgfed.model.objectives import CLASSES
+from pgfed.model.kinds import CLASSES
 from pgfed.results.models import ModelsInFolder
 from pgfed.results.reader import load as load_for_report
 

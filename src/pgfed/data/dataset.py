@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pgfed.errors import UserError
+
+Targets = Literal["classes", "labels", "values", "masks"]  # the forms that targets come in
 
 MAX_CLASSES = 10_000  # more distinct labels than this are not classes but numbers or identifiers
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from pgfed.config.experiment import IN_MEMORY, make_methods
-from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment
+from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment, Task
 from pgfed.data import DEFAULT_CLIENTS, datasets
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
@@ -24,8 +24,10 @@ from pgfed.engine.store import ClientStore
 from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.registry import BASELINE
+from pgfed.model import kinds
 from pgfed.model.layout import Layout
 from pgfed.model.networks import Factory, default_model, make_task
+from pgfed.model.objectives import Objective
 
 FEW_SITES = 10  # fewer than this take part in every round, unless the experiment says otherwise
 DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -40,6 +42,7 @@ class Setup:
     methods: dict[str, Algorithm]  # by the name of their folder
     model: str | Factory
     layout: Layout
+    objective: Objective
 
     @property
     def cohort(self) -> int:
@@ -49,7 +52,13 @@ class Setup:
     def backend(self) -> Backend:
         engine, head = self.experiment.engine, self.experiment.model.head
         if engine.backend == "serial":
-            return Serial(self.federation, self.model, device=engine.device, head=head)
+            return Serial(
+                self.federation,
+                self.model,
+                device=engine.device,
+                head=head,
+                objective=self.objective,
+            )
         if engine.backend == "ray":
             from pgfed.engine.backends.ray import Ray
 
@@ -60,9 +69,15 @@ class Setup:
                 address=engine.address,
                 device=engine.device,
                 head=head,
+                objective=self.objective,
             )
         return Process(
-            self.federation, self.model, workers=engine.workers, device=engine.device, head=head
+            self.federation,
+            self.model,
+            workers=engine.workers,
+            device=engine.device,
+            head=head,
+            objective=self.objective,
         )
 
     @property
@@ -97,6 +112,11 @@ def prepare(
             "output.keep: found 'best', which is chosen on validation data, and there is none; "
             "set data.validation_share above 0, or keep = 'last'"
         )
+    table = with_scaling(experiment.task, federation)
+    objective = make_objective(table, federation.class_names)
+    if experiment.attack.kind == "label-flip" and not objective.classifies:
+        raise UserError("attack.kind: 'label-flip' needs classes; choose another")
+    table = replace(table, metric=objective.metric)
     name = experiment.model.name or default_model(federation.input_shape)
     task = make_task(
         model or name,
@@ -104,13 +124,54 @@ def prepare(
         len(federation.class_names),
         seed=experiment.seeds[0],
         head=experiment.model.head,
+        objective=objective,
     )
     for algorithm in methods.values():
         algorithm.check_model(task)
     resolved = replace(
-        experiment, format=FORMAT, data=data, model=replace(experiment.model, name=name)
+        experiment, format=FORMAT, data=data, task=table, model=replace(experiment.model, name=name)
     )
-    return Setup(resolved, federation, methods, model or name, task.layout)
+    return Setup(resolved, federation, methods, model or name, task.layout, objective)
+
+
+def make_objective(table: Task, outputs: Sequence[str]) -> Objective:
+    """What the [task] table describes; ``outputs`` are the names of the model's outputs."""
+    return kinds.make(
+        table.kind,
+        outputs,
+        metric=table.metric,
+        also=table.metrics,
+        weights=table.class_weights,
+        positive=table.positive,
+        means=table.target_means,
+        scales=table.target_scales,
+    )
+
+
+def with_scaling(table: Task, federation: Federation) -> Task:
+    """With what the data says of its targets, where the experiment is silent.
+
+    Regression's are standardised by constants that all clients have in common: declared, or in a
+    simulation those of all training data, which is said.
+    """
+    if table.kind != "regression" or table.target_means or table.target_scales:
+        return table
+    parts = [federation.train(i).y for i in range(len(federation))]
+    values = torch.cat(parts).double()
+    scales = values.std(0, correction=0)
+    if not len(values) or not bool((scales > 0).all()):
+        raise UserError(f"{federation.name}: a target has the same value everywhere")
+    means = [float(f"{value:.6g}") for value in values.mean(0)]
+    spread = [float(f"{value:.6g}") for value in scales]
+    NOTES.info(
+        f"targets are standardised by mean {_listed(means)} and scale {_listed(spread)}, of all "
+        "training data (task.target_means and task.target_scales change it)"
+    )
+    return replace(table, target_means=means, target_scales=spread)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def with_cohort(experiment: Experiment, federation: Federation) -> Experiment:
@@ -312,5 +373,8 @@ def _is_best(run: Run) -> bool:
 
     Never for a method that has one result, at the end.
     """
-    *before, last = [record.get("mean_validation_score", -1.0) for record in run.history]
-    return not run.algorithm.scored_last and last > max(before, default=-1.0)
+    *before, last = [record.get("mean_validation_score") for record in run.history]
+    if run.algorithm.scored_last or last is None:
+        return False
+    better = run.task.objective.primary.better
+    return all(better(last, score) for score in before if score is not None)

@@ -34,7 +34,7 @@ from pgfed.results import layout
 from pgfed.results import manifest as manifests
 from pgfed.results.layout import seed_folder
 from pgfed.results.manifest import Client, File, Manifest
-from pgfed.results.runs import METRIC, number
+from pgfed.results.runs import number
 
 SUFFIX = ".safetensors"
 GLOBAL = "global" + SUFFIX
@@ -355,7 +355,8 @@ def manifest(
         "round": round,
         "seed": seed,
         "kept": experiment.output.keep,
-        "metric": METRIC,
+        "metric": task.objective.metric,
+        "task": described(experiment, task.objective),
         "model": experiment.model.name,
         "head": task.head_name,
         "input_shape": list(federation.input_shape),

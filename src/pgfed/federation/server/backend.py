@@ -237,8 +237,8 @@ class Flower(Backend):
             return [{"round": asked["round"]}, result, echo]
         objective = self._side.task.objective
         if stage == "score" and score_refusal(result, objective) is None:
-            if f"test_{objective.metric}" in result:
-                facts.more["score"] = result[f"test_{objective.metric}"]
+            if "test_score" in result:
+                facts.more["score"] = result["test_score"]
             if asked["alone"] and score_refusal(parts.get("alone", {}), objective) is None:
                 facts.more["alone"] = _as_text(parts["alone"])
         if stage == "personal" and not _is_model(result, self._side.info.layout.n):
@@ -253,7 +253,7 @@ class Replay(Backend):
     """
 
     def __init__(self, of: Flower, history: list[dict[str, Any]]) -> None:
-        super().__init__(of.federation, of.model, head=of.head)
+        super().__init__(of.federation, of.model, head=of.head, objective=of.objective)
         self._sites = {record["round"]: record["sites"] for record in history}
 
     def begin(self, side: ClientSide) -> None:

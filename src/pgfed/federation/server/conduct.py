@@ -188,9 +188,9 @@ class FederationRun(RunWriter):
             write_atomic(folder / "sites.csv", csv_text(_site_rows(run, self._names)))
         super().end(method, run)
 
-    def _evidence(self, folder: Path, run: Run) -> Evidence | None:
+    def _evidence(self, folder: Path, run: Run) -> tuple[Evidence | None, dict[str, Floats]]:
         """It stays with the sites: each writes its own beside its model."""
-        return None
+        return None, {}
 
     def _keep_models(self, folder: Path, run: Run, method: str, rows: list[dict[str, Any]]) -> None:
         """Each site writes its personalized model; the global one is kept here."""
