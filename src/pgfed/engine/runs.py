@@ -11,7 +11,7 @@ import torch
 from pgfed.config.experiment import IN_MEMORY, make_methods
 from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment, Task
 from pgfed.data import DEFAULT_CLIENTS, datasets
-from pgfed.data.datasets import Dataset
+from pgfed.data.datasets import Dataset, Targets
 from pgfed.data.federation import Federation, build
 from pgfed.engine.attacks import Attack
 from pgfed.engine.backends.base import Backend, Serial
@@ -200,14 +200,22 @@ def _say_sites(
     NOTES.info(f"{asked.data.dataset}: {', '.join(said)} ({change})")
 
 
-def load_federation(data: Data, root: Path, *, format: int = FORMAT) -> tuple[Federation, Data]:
+def load_federation(
+    data: Data, root: Path, *, format: int = FORMAT, targets: Targets = "classes"
+) -> tuple[Federation, Data]:
     """The clients' data, and the table that names it completely; ``format``: of the experiment."""
     if data.dataset == IN_MEMORY:
         raise UserError(
             "data.dataset: 'memory' was a run on arrays passed from Python, which a file cannot "
             "repeat; save them with numpy.savez and use npz:PATH"
         )
-    dataset = datasets.load(data.dataset, root, image_size=data.image_size, skip_bad=data.skip_bad)
+    dataset = datasets.load(
+        data.dataset,
+        root,
+        image_size=data.image_size,
+        skip_bad=data.skip_bad,
+        targets=targets,
+    )
     federation, resolved = divide(dataset, data, format=format)
     return federation, replace(resolved, dataset=_absolute(data.dataset, root))
 
@@ -216,7 +224,9 @@ def divide(dataset: Dataset, data: Data, *, format: int = FORMAT) -> tuple[Feder
     """Divide a data set among clients as the table says; the table with what it left open."""
     # 0.1 saw nothing but domains in a folder's sites.
     named = dataset.client is not None and not (format == 1 and data.dataset.startswith("folder:"))
-    kind = data.partition or ("given" if named else "dirichlet")
+    kind = data.partition
+    if kind is None:
+        kind = "given" if named else "dirichlet" if dataset.targets == "classes" else "iid"
     federation = build(
         dataset,
         partition=kind,

@@ -361,6 +361,7 @@ def manifest(
         "head": task.head_name,
         "input_shape": list(federation.input_shape),
         "classes": list(federation.class_names),
+        "targets": federation.targets,
         "normalisation": normalisation(federation),
         "image_size": experiment.data.image_size,
         "data_fingerprint": federation.fingerprint if len(federation.y) else None,
@@ -373,7 +374,8 @@ def normalisation(federation: Federation) -> dict[str, Any]:
     """What is done to inputs before the model sees them: (x / divide) - subtract."""
     if federation.x.dtype == torch.uint8:
         return {"input": "uint8", "divide": PIXEL_SCALE, "subtract": 1.0}
-    return {"input": "float32", "divide": 1.0, "subtract": 0.0}
+    kind = "float32" if federation.x.dtype == torch.float32 else "int64"
+    return {"input": kind, "divide": 1.0, "subtract": 0.0}
 
 
 def _personal(run: Run) -> Iterator[tuple[int, Tensor, bool]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from pgfed.config import experiment as experiments
 from pgfed.config.tables import BASE, Experiment
-from pgfed.data import npz
+from pgfed.data.files import npz
 from pgfed.engine.callbacks import Record
 from pgfed.engine.durable import in_use
 from pgfed.errors import UserError
@@ -337,8 +337,10 @@ def _class_counts(path: Path, clients: int) -> tuple[Ints | None, list[str]]:
     if not content:
         return None, []
     try:
-        counts = np.array([row["counts"] for row in content["clients"]], dtype=np.int64)
         names = [str(name) for name in content["class_names"]]
+        if not any("counts" in row for row in content["clients"]):  # other targets than classes
+            return None, names
+        counts = np.array([row["counts"] for row in content["clients"]], dtype=np.int64)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{path}: damaged ({_one_line(error)})") from None
     if counts.shape != (clients, len(names)):

@@ -145,6 +145,7 @@ def samples(name: str, about: Manifest, root: Path, *, skip_bad: bool = False) -
         classes=about.classes,
         input_shape=about.shape,
         input_type=about.normalisation.input,
+        targets=about.targets,
         image_size=about.image_size,
         skip_bad=skip_bad,
     )

@@ -153,6 +153,7 @@ def _site(data: str, root: Path, about: Manifest, table: Data, skip_bad: bool) -
         classes=about.classes,
         input_shape=about.shape,
         input_type=about.normalisation.input,
+        targets=about.targets,
         image_size=about.image_size,
         skip_bad=skip_bad,
     )

@@ -31,6 +31,7 @@ COLUMNS = (
     "sent",
     "images/s",
 )
+OUTPUTS = {"classes": "classes", "labels": "labels", "values": "values", "masks": "pixel classes"}
 MANY_CLIENTS = 60  # beyond this many a table of clients is cut
 MANY_CLASSES = 20  # beyond this many their shares are not drawn
 BARS = " ▁▂▃▄▅▆▇█"
@@ -103,7 +104,10 @@ def clients(federation: Federation) -> None:
     screen = console()
     rows = federation.table()
     names = federation.class_names
-    head = ["client", "train", "test", "classes", "samples per class"]
+    head = ["client", "train", "test"]
+    classes = federation.targets == "classes"
+    if classes:
+        head += ["classes", "samples per class"]
     extra = [
         (title, key)
         for title, key in (("label", "label"), ("domain", "domain"), ("validation", "n_validation"))
@@ -111,7 +115,9 @@ def clients(federation: Federation) -> None:
     ]
     shown = []
     for row in rows[:MANY_CLIENTS]:
-        cells = [row["client"], row["n_train"], row["n_test"], row["classes"], _shares(row, names)]
+        cells = [row["client"], row["n_train"], row["n_test"]]
+        if classes:
+            cells += [row["classes"], _shares(row, names)]
         shown.append([*cells, *(row[key] for _, key in extra)])
     screen.print(table([*head, *(title for title, _ in extra)], shown))
     if len(rows) > MANY_CLIENTS:
@@ -119,8 +125,8 @@ def clients(federation: Federation) -> None:
     n = federation.n_train
     screen.print(
         f"{federation.name}: {count(len(rows), 'client')}, {len(federation.y):,} samples, "
-        f"{len(names)} classes; training samples per client: {n.min()} to {n.max()}, "
-        f"median {np.median(n):g}",
+        f"{len(names)} {OUTPUTS[federation.targets]}; "
+        f"training samples per client: {n.min()} to {n.max()}, median {np.median(n):g}",
         soft_wrap=True,
         markup=False,
     )

@@ -65,10 +65,12 @@ def onboarding(of: Onboarding, out: str) -> None:
     """What each method offers the new site, and the advice."""
     screen = console()
     site = of.site.table()[0]
+    classes = (
+        f", {site['classes']} of {len(of.site.class_names)} classes" if "classes" in site else ""
+    )
     screen.print(
         f"{of.data}: {site['n_train']} training, {site['n_validation']} validation and "
-        f"{count(site['n_test'], 'test sample')}, {site['classes']} of "
-        f"{len(of.site.class_names)} classes",
+        f"{count(site['n_test'], 'test sample')}{classes}",
         markup=False,
         soft_wrap=True,
     )
