@@ -37,6 +37,11 @@ def one_line(text: str) -> str:
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} ..."
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of others says, in its first line; at least what kind it is."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def unknown(what: str, found: str, allowed: Iterable[str]) -> UserError:
     """Name the thing that does not exist, what may stand there, and the nearest spelling."""
     names = sorted(allowed)

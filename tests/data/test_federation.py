@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -346,3 +347,19 @@ def test_real_cifar10_as_in_the_paper():
     assert federation.input_shape == (3, 32, 32)
     assert federation.x.shape == (60_000, 32, 32, 3)
     assert federation.counts().sum(axis=0).tolist() == [6_000] * 10
+
+
+def test_an_example_is_two_prepared_training_samples():
+    federation = numbered()
+    assert torch.equal(federation.example(), federation.train(0).batch(slice(0, 2))[0])
+    single = Federation.from_arrays(
+        np.full((3, 1, 4, 4), 255, np.uint8), [0, 1, 0], [0, 0, 1], split=[0, 1, 0]
+    )
+    assert torch.equal(single.example(), torch.ones(2, 1, 4, 4))
+
+
+def test_without_data_an_example_is_zeros_of_the_agreed_shape():
+    federation = numbered()
+    for kind, found in ((torch.uint8, torch.float32), (torch.int64, torch.int64)):
+        bare = replace(federation, x=torch.empty(0, dtype=kind), input_shape=(3, 2))
+        assert torch.equal(bare.example(), torch.zeros(2, 3, 2, dtype=found))

@@ -515,7 +515,6 @@ def frozen_head() -> nn.Module:
         (lambda: with_double("buffer"), None, "buffer 'extra' is torch.float64"),
         (with_integer_parameter, None, "parameter 'count' is torch.int64"),
         (lambda: nn.Sequential(nn.Flatten()), None, "no nn.Linear"),
-        (lambda: nn.Linear(4, 3), None, "single nn.Linear"),
         (lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), None, "not the last layer"),
         (lambda: nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)), "0", "not the last layer"),
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), "0", "not the last layer"),
@@ -524,7 +523,11 @@ def frozen_head() -> nn.Module:
         (frozen_head, None, "has no trained parameters"),
         (lambda: sequence(dtype=torch.float64), None, "does not accept inputs of shape (4,)"),
         (lambda: nn.Sequential(nn.Linear(5, 3)), None, "does not accept inputs of shape (4,)"),
-        (lambda: nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3))), None, "logits of shape"),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3))),
+            None,
+            "shape (2, 2, 3)",
+        ),
     ],
 )
 def test_refusals(make: Callable[[], nn.Module], head: str | None, message: str) -> None:
@@ -545,6 +548,53 @@ def test_head_may_be_several_layers() -> None:
     x, _ = sample((4,))
     theta = somewhere(task)
     assert torch.equal(task.head(theta, task.features(theta, x)), task.logits(theta, x))
+
+
+def test_a_single_layer_is_nothing_but_a_head() -> None:
+    task = Task(nn.Linear(4, 3), (4,))
+    assert task.layout == Layout(b=0, h=15)
+    x, _ = sample((4,))
+    theta = somewhere(task)
+    assert task.features(theta, x) is x
+    assert torch.equal(task.head(theta, x), task.logits(theta, x))
+    assert task.linear_head
+    assert task.width == 4
+
+
+def test_without_a_linear_layer_the_last_convolution_is_the_head() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    task = Task(module, (1, 6, 5))
+    assert (task.head_name, task.outputs, task.layout.h) == ("2", 3, 15)
+    x, _ = sample((1, 6, 5))
+    assert task.logits(task.initial(), x).shape == (6, 3, 6, 5)
+
+
+class Words(nn.Module):
+    """Looks tokens up: it accepts neither floats nor tokens it does not know."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, 4)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.words(x).mean(1))
+
+
+def test_a_model_is_tried_on_real_samples() -> None:
+    tokens = torch.tensor([[3, 1, 0], [2, 2, 4]])
+    task = Task(Words(5), (3,), example=tokens)
+    assert task.logits(task.initial(), tokens).shape == (2, 3)
+    with pytest.raises(UserError, match=r"^model: does not accept inputs of .* \(int64\)"):
+        Task(Words(4), (3,), example=tokens)
+
+
+def test_a_failing_factory_is_named_in_one_line() -> None:
+    def broken(shape: tuple[int, ...], outputs: int) -> nn.Module:
+        raise KeyError("weights\nand more")
+
+    with pytest.raises(UserError, match=r"^model: the factory .*broken.* failed: [^\n]*$"):
+        make_task(broken, (3,), 2, seed=0)
 
 
 def test_same_parameterless_module_twice_is_fine() -> None:

@@ -127,6 +127,18 @@ class Federation:
         start, stop = self.bounds[client, part : part + 2].tolist()
         return Shard(self.x[start:stop], self.y[start:stop])
 
+    def example(self) -> Tensor:
+        """Two inputs as batches have them, for a model to be tried on: the first training samples.
+
+        Without any data, as at the server of a real federation, they are zeros.
+        """
+        first = next((i for i, n in enumerate(self.n_train.tolist()) if n), None)
+        if first is None or not len(self.x):
+            dtype = torch.float32 if self.x.dtype == torch.uint8 else self.x.dtype
+            return torch.zeros(2, *self.input_shape, dtype=dtype, device=self.x.device)
+        x, _ = self.train(first).batch(slice(0, 2))
+        return x if len(x) == 2 else torch.cat([x, x])
+
     def trains_on(self, client: int) -> int:
         """How many samples; among very many clients faster than `n_train`, which has all."""
         return int(self.bounds[client, 1] - self.bounds[client, 0])

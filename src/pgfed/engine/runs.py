@@ -123,6 +123,7 @@ def prepare(
         federation.input_shape,
         len(federation.class_names),
         seed=experiment.seeds[0],
+        example=federation.example(),
         head=experiment.model.head,
         objective=objective,
     )

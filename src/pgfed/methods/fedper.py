@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pgfed.data.federation import Shard
-from pgfed.methods.contract import Algorithm
+from pgfed.methods.contract import Algorithm, need_base
 from pgfed.methods.randomness import Rng
 from pgfed.methods.steps import sgd
 from pgfed.methods.values import Message, State, Update
@@ -32,6 +32,9 @@ class FedPer(Algorithm):
         "no global classifier: the common body, with the mean of all clients' classifiers, "
         "weighted by their training samples"
     )
+
+    def check_model(self, task: Task) -> None:
+        need_base("fedper", task)
 
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pgfed.data.federation import Shard
-from pgfed.methods.contract import Algorithm
+from pgfed.methods.contract import Algorithm, need_base
 from pgfed.methods.randomness import Rng
 from pgfed.methods.steps import sgd
 from pgfed.methods.values import Message, State, Update
@@ -42,6 +42,9 @@ class LGFedAvg(Algorithm):
     )
 
     lg_two_pass: Annotated[bool, "step base and head in turns, each on a pass of its own"] = False
+
+    def check_model(self, task: Task) -> None:
+        need_base("lg-fedavg", task)
 
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng

@@ -67,7 +67,7 @@ class PGFed(Algorithm):
 
     def check_model(self, task: Task) -> None:
         task.layout.shared(self.shared)  # a pattern that fits nothing is said now
-        if self.solver == "head-then-base":
+        if self.solver == "head-then-base" or self.shared == "body":
             need_base(self.name, task)
 
     def twin(self) -> str | None:

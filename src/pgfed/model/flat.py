@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from pgfed.errors import UserError
 from pgfed.model.layout import Layout, Place
@@ -101,7 +102,7 @@ class FlatModule:
         self.device = torch.device(device)
         self.module = module.to(self.device)
         self.module.eval()
-        self.head_name = head or _last_linear(self.module)
+        self.head_name = head or _last_layer(self.module)
         try:
             last = self.module.get_submodule(self.head_name)
         except AttributeError:
@@ -169,6 +170,14 @@ class FlatModule:
                 e.view(theta).copy_(values[e.name])
         return theta
 
+    def _before_head(self, x: Tensor) -> Tensor:
+        """What the head is given: the model's output with nothing in the head's place."""
+        if not self.head_name:  # the module is nothing but its head
+            return x
+        with self._without_head():
+            z: Tensor = self.module(x)
+        return z
+
     @contextmanager
     def _without_head(self) -> Iterator[None]:
         parent, _, name = self.head_name.rpartition(".")
@@ -209,13 +218,14 @@ class FlatModule:
             self.module.train(training)
 
 
-def _last_linear(module: nn.Module) -> str:
-    names: list[str] = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
-    if not names:
-        raise UserError("model: has no nn.Linear to serve as the head; name one with model.head")
-    if not names[-1]:
-        raise UserError(
-            "model: is a single nn.Linear; wrap it (for example in nn.Sequential) so that its "
-            "base and head can be told apart"
-        )
-    return names[-1]
+def _last_layer(module: nn.Module) -> str:
+    """The last linear layer; of a model without any the last convolution."""
+    for kind in (nn.Linear, _ConvNd):
+        names: list[str] = [
+            name for name, layer in module.named_modules() if isinstance(layer, kind)
+        ]
+        if names:
+            return names[-1]
+    raise UserError(
+        "model: has no nn.Linear and no convolution to serve as the head; name it with model.head"
+    )

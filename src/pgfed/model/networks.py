@@ -1,6 +1,6 @@
 """The models: the paper's CNN, an MLP, and a user's own factory.
 
-A factory is any callable ``factory(input_shape, classes) -> nn.Module``.
+A factory is any callable ``factory(input_shape, outputs) -> nn.Module``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pgfed.errors import UserError, unknown
+from pgfed.errors import UserError, first_line, unknown
 from pgfed.model.kinds import CLASSES
 from pgfed.model.objectives import Objective
 from pgfed.model.task import Task
@@ -83,26 +83,30 @@ def factory(name: str | Factory) -> Factory:
 def make_task(
     name: str | Factory,
     input_shape: tuple[int, ...],
-    classes: int,
+    outputs: int,
     *,
     seed: int,
+    example: Tensor | None = None,
     head: str | None = None,
     objective: Objective = CLASSES,
     device: torch.device | str = "cpu",
 ) -> Task:
-    """Build the model with its weights drawn from ``seed``; the caller's random state is kept."""
+    """Build the model with its weights drawn from ``seed``; the caller's random state is kept.
+
+    ``example`` is two inputs to try it on (zeros where there are none).
+    """
     make = factory(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            module = make(input_shape, classes)
+            module = make(input_shape, outputs)
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"model: the factory {name!r} failed: {error}") from error
+            raise UserError(f"model: the factory {name!r} failed: {first_line(error)}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model: the factory {name!r} did not return an nn.Module")
-    task = Task(module, input_shape, head=head, objective=objective, device=device)
-    if task.outputs != classes:
-        raise UserError(f"model: returns {task.outputs} logits, the data has {classes} classes")
+    task = Task(module, input_shape, example=example, head=head, objective=objective, device=device)
+    if task.outputs != outputs:
+        raise UserError(f"model: returns {task.outputs} outputs, the data needs {outputs}")
     return task

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pgfed.data.federation import Shard
-from pgfed.errors import UserError
+from pgfed.errors import UserError, first_line
 from pgfed.model.flat import FlatModule, Stepped
 from pgfed.model.kinds import CLASSES
 from pgfed.model.objectives import Objective
@@ -55,27 +55,28 @@ class Task(FlatModule):
         module: nn.Module,
         input_shape: tuple[int, ...],
         *,
+        example: Tensor | None = None,
         head: str | None = None,
         objective: Objective = CLASSES,
         device: torch.device | str = "cpu",
     ) -> None:
+        """``example``: two inputs as batches have them, on which the model is tried once; zeros
+        where there are none."""
         self.input_shape = tuple(input_shape)
         self.objective = objective
-        self.outputs = _outputs(module.to(device).eval(), self.input_shape, torch.device(device))
+        probe = torch.zeros(2, *self.input_shape) if example is None else example
+        probe = probe.to(device)
+        self.outputs = _outputs(module.to(device).eval(), probe)
         super().__init__(module, head, device)
-        self._probe_head()
+        self._probe_head(probe)
 
-    def _probe_head(self) -> None:
+    def _probe_head(self, probe: Tensor) -> None:
         """Check once that the head is the last layer executed, so that the model splits there."""
-        probe = torch.randn(2, *self.input_shape, generator=torch.Generator().manual_seed(0)).to(
-            self.device
-        )
         head = self.module.get_submodule(self.head_name)
         with torch.no_grad():
             whole = self.module(probe)
             try:
-                with self._without_head():
-                    z = self.module(probe)
+                z = self._before_head(probe)
                 same = torch.equal(head(z), whole)
             except Exception:  # whatever a layer says to an input that is not meant for it
                 same = False
@@ -195,8 +196,7 @@ class Task(FlatModule):
         ``backward`` of such a loss adds its gradient to ``out``, as `add_gradient` does.
         """
         self._bind(theta, out, "all", training=len(x) > 1)
-        with self._without_head():
-            z: Tensor = self.module(x)
+        z = self._before_head(x)
         outputs: Tensor = self.module.get_submodule(self.head_name)(z)
         return z, outputs
 
@@ -235,9 +235,7 @@ class Task(FlatModule):
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
         """What the head is given, in evaluation mode."""
         self._bind(theta, None, self._bound.part, training=False)
-        with self._without_head():
-            z: Tensor = self.module(x)
-        return z
+        return self._before_head(x)
 
     @torch.no_grad()
     def head(self, theta: Tensor, z: Tensor) -> Tensor:
@@ -282,16 +280,22 @@ def _indices(
             yield order[start : start + size]
 
 
-def _outputs(module: nn.Module, input_shape: tuple[int, ...], device: torch.device) -> int:
-    """How many outputs the model has for one sample."""
-    probe = torch.zeros(2, *input_shape, device=device)
+def _outputs(module: nn.Module, probe: Tensor) -> int:
+    """How many outputs the model has for one sample, or for each of its pixels."""
     try:
         with torch.no_grad():
             out = module(probe)
     except Exception as error:
+        kind = str(probe.dtype).removeprefix("torch.")
         raise UserError(
-            f"model: does not accept inputs of shape {input_shape}: {str(error).splitlines()[0]}"
+            f"model: does not accept inputs of shape {tuple(probe.shape[1:])} ({kind}): "
+            f"{first_line(error)}"
         ) from error
-    if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[0] != 2:
-        raise UserError("model: must return logits of shape (batch, classes)")
+    if not isinstance(out, Tensor):
+        raise UserError(f"model: returns {type(out).__name__}; allowed: a tensor")
+    if out.ndim not in (2, 4) or out.shape[0] != 2:
+        raise UserError(
+            f"model: returns a tensor of shape {tuple(out.shape)} for two samples; allowed: "
+            "(batch, outputs), or (batch, outputs, height, width) for masks"
+        )
     return int(out.shape[1])

@@ -71,6 +71,7 @@ def _task(setup: Setup) -> Task:
         federation.input_shape,
         len(federation.class_names),
         seed=experiment.seeds[0],
+        example=federation.example(),
         head=experiment.model.head,
         device=experiment.engine.device,
     )

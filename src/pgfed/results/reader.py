@@ -21,7 +21,7 @@ from pgfed.config.tables import BASE, Experiment
 from pgfed.data.files import npz
 from pgfed.engine.callbacks import Record
 from pgfed.engine.durable import in_use
-from pgfed.errors import UserError
+from pgfed.errors import UserError, first_line
 from pgfed.methods import registry as algorithms
 from pgfed.model.metrics import ACCURACY, Metric, Unit
 from pgfed.results import layout
@@ -216,7 +216,7 @@ def _read_alpha(path: Path, clients: int) -> dict[str, Any] | None:
     try:
         pairs = Pairs.read(arrays)
     except Exception as error:  # arrays that do not fit together raise a dozen kinds
-        raise UserError(f"{path}: not a matrix of alphas ({_one_line(error)})") from None
+        raise UserError(f"{path}: not a matrix of alphas ({first_line(error)})") from None
     if pairs.clients != clients:
         raise UserError(f"{path}: {pairs.clients} clients, but clients.csv has {clients}")
     return arrays
@@ -292,7 +292,7 @@ def _methods(path: Path, experiment: Experiment) -> dict[str, MethodInfo]:
         try:
             found[folder] = _method_info(said[folder])
         except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{file}: {folder!r} is damaged ({_one_line(error)})") from None
+            raise UserError(f"{file}: {folder!r} is damaged ({first_line(error)})") from None
     return found
 
 
@@ -314,7 +314,7 @@ def _names(path: Path) -> list[str]:
     try:
         labels = [str(row.get("label") or "") for row in rows]
     except (AttributeError, TypeError) as error:
-        raise UserError(f"{path / layout.DATA}: damaged ({_one_line(error)})") from None
+        raise UserError(f"{path / layout.DATA}: damaged ({first_line(error)})") from None
     return names_from(len(labels), labels)
 
 
@@ -342,7 +342,7 @@ def _class_counts(path: Path, clients: int) -> tuple[Ints | None, list[str]]:
             return None, names
         counts = np.array([row["counts"] for row in content["clients"]], dtype=np.int64)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise UserError(f"{path}: damaged ({_one_line(error)})") from None
+        raise UserError(f"{path}: damaged ({first_line(error)})") from None
     if counts.shape != (clients, len(names)):
         raise UserError(
             f"{path}: {counts.shape} samples per client and class, but there are {clients} clients "
@@ -358,7 +358,7 @@ def _new_clients(path: Path) -> dict[str, dict[str, list[float]]]:
             epochs = [float(e) for e in curve["epochs"]]
             accuracy = [float(a) for a in curve["accuracy"]]
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-            raise UserError(f"{path}: {method!r} is damaged ({_one_line(error)})") from None
+            raise UserError(f"{path}: {method!r} is damaged ({first_line(error)})") from None
         if len(epochs) != len(accuracy):
             raise UserError(f"{path}: {method!r} has {len(epochs)} epochs, {len(accuracy)} values")
         curves[str(method)] = {"epochs": epochs, "accuracy": accuracy}
@@ -378,7 +378,7 @@ def _explicit(path: Path) -> list[Arm]:
             for arm in _read_optional(path).get("arms", [])
         ]
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise UserError(f"{path}: an arm is damaged ({_one_line(error)})") from None
+        raise UserError(f"{path}: an arm is damaged ({first_line(error)})") from None
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
@@ -413,7 +413,3 @@ def _column(rows: Sequence[Mapping[str, str]], name: str, path: Path) -> Floats:
     if name.startswith("n_") and not ((values >= 0) & (values < 2**53)).all():
         raise UserError(f"{path}: column {name!r} holds no sizes; the file is damaged")
     return values
-
-
-def _one_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -126,7 +126,14 @@ def onboard(
     first.check_module()
     about = first.manifest
     site = _site(data, data_root, about, run.experiment.data, skip_bad)
-    task = make_task(about.model, about.shape, len(about.classes), seed=chosen, head=about.head)
+    task = make_task(
+        about.model,
+        about.shape,
+        len(about.classes),
+        seed=chosen,
+        example=site.example(),
+        head=about.head,
+    )
     own = run.experiment.train
     train = TrainConfig(epochs, own.batch_size, own.lr if lr is None else lr, own.momentum)
     # The new site's seat is the one after the last.

@@ -46,6 +46,7 @@ class Backend:
             shape,
             classes,
             seed=seed,
+            example=self.federation.example(),
             head=self.head,
             objective=self.objective,
             device=self.device,

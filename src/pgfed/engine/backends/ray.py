@@ -84,6 +84,7 @@ class _Start:
         task = Task(
             self.module,
             federation.input_shape,
+            example=federation.example(),
             head=self.head,
             objective=self.objective,
             device=device,

@@ -354,7 +354,14 @@ def _resolved(experiment: Experiment, agreement: Agreement) -> Experiment:
     _check(experiment)
     shape = tuple(agreement.input_shape)
     name = experiment.model.name or default_model(shape)
-    make_task(name, shape, len(agreement.classes), seed=0, head=experiment.model.head)
+    make_task(
+        name,
+        shape,
+        len(agreement.classes),
+        seed=0,
+        example=agreement.without_data().example(),
+        head=experiment.model.head,
+    )
     if "local" not in experiment.methods:  # each site is to know what it gained
         methods = ["local", *experiment.methods]
         experiment = replace(experiment, methods=methods)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pgfed.config.tables import Experiment
+from pgfed.data.federation import Federation
 from pgfed.federation.folders.folder import Agreement
 from pgfed.model.networks import default_model, make_task
 from pgfed.model.task import Task
@@ -12,11 +13,15 @@ def model_name(agreement: Agreement, experiment: Experiment) -> str:
     return experiment.model.name or default_model(tuple(agreement.input_shape))
 
 
-def make_model(agreement: Agreement, experiment: Experiment, seed: int) -> Task:
+def make_model(
+    agreement: Agreement, experiment: Experiment, seed: int, federation: Federation
+) -> Task:
+    """Tried on the site's own samples; at the server, which has none, on zeros."""
     return make_task(
         model_name(agreement, experiment),
         tuple(agreement.input_shape),
         len(agreement.classes),
         seed=seed,
+        example=federation.example(),
         head=experiment.model.head,
     )

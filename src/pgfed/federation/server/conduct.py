@@ -61,7 +61,7 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     experiment, methods = load_experiment(folder.experiment_file, None)
     agreed = digest(folder.agreement, experiment)
     federation = folder.agreement.without_data()
-    task = make_model(folder.agreement, experiment, experiment.seeds[0])
+    task = make_model(folder.agreement, experiment, experiment.seeds[0], federation)
     model, head = model_name(folder.agreement, experiment), experiment.model.head
     written = replace(experiment, format=FORMAT)
     setup = Setup(written, federation, methods, model, task.layout)

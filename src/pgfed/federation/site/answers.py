@@ -233,7 +233,7 @@ class Site:
 
     def _side(self, method: str, seed: int) -> ClientSide:
         if (method, seed) not in self._sides:
-            task = make_model(self.file, self.experiment, seed)
+            task = make_model(self.file, self.experiment, seed, self.federation)
             cohort = self.experiment.cohort_size(self.file.seats)
             info = FederationInfo(self.file.seats, cohort, task.layout)
             self._sides[method, seed] = ClientSide(
