@@ -9,22 +9,22 @@ from pathlib import Path
 import torch
 
 from pgfed.config.experiment import IN_MEMORY, make_methods
-from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment, Task
+from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment
 from pgfed.data import DEFAULT_CLIENTS, datasets
-from pgfed.data.datasets import Dataset, Targets
+from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
 from pgfed.engine.attacks import Attack
 from pgfed.engine.backends.base import Backend, Serial
 from pgfed.engine.backends.process import Process
 from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.checkpoints import Checkpoints
+from pgfed.engine.objective import make_objective, targets_of, with_scaling
 from pgfed.engine.robust import make_mean
 from pgfed.engine.rounds import Run
 from pgfed.engine.store import ClientStore
 from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.registry import BASELINE
-from pgfed.model import kinds
 from pgfed.model.layout import Layout
 from pgfed.model.networks import Factory, default_model, make_task
 from pgfed.model.objectives import Objective
@@ -104,7 +104,7 @@ def prepare(
     _check_device(experiment.engine.device)
     data = experiment.data
     if federation is None:
-        federation, data = load_federation(data, data_root, format=experiment.format)
+        federation, data = load_federation(experiment, data_root)
     asked, experiment = experiment, with_cohort(experiment, federation)
     _say_sites(asked, experiment, federation, data)
     if experiment.output.keep == "best" and not federation.n_validation.any():
@@ -135,46 +135,6 @@ def prepare(
     return Setup(resolved, federation, methods, model or name, task.layout, objective)
 
 
-def make_objective(table: Task, outputs: Sequence[str]) -> Objective:
-    """What the [task] table describes; ``outputs`` are the names of the model's outputs."""
-    return kinds.make(
-        table.kind,
-        outputs,
-        metric=table.metric,
-        also=table.metrics,
-        weights=table.class_weights,
-        positive=table.positive,
-        means=table.target_means,
-        scales=table.target_scales,
-    )
-
-
-def with_scaling(table: Task, federation: Federation) -> Task:
-    """With what the data says of its targets, where the experiment is silent.
-
-    Regression's are standardised by constants that all clients have in common: declared, or in a
-    simulation those of all training data, which is said.
-    """
-    if table.kind != "regression" or table.target_means or table.target_scales:
-        return table
-    parts = [federation.train(i).y for i in range(len(federation))]
-    values = torch.cat(parts).double()
-    scales = values.std(0, correction=0)
-    if not len(values) or not bool((scales > 0).all()):
-        raise UserError(f"{federation.name}: a target has the same value everywhere")
-    means = [float(f"{value:.6g}") for value in values.mean(0)]
-    spread = [float(f"{value:.6g}") for value in scales]
-    NOTES.info(
-        f"targets are standardised by mean {_listed(means)} and scale {_listed(spread)}, of all "
-        "training data (task.target_means and task.target_scales change it)"
-    )
-    return replace(table, target_means=means, target_scales=spread)
-
-
-def _listed(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
-
-
 def with_cohort(experiment: Experiment, federation: Federation) -> Experiment:
     """The share of the clients per round, where the experiment leaves it to the data."""
     if experiment.cohort is not None:
@@ -201,10 +161,9 @@ def _say_sites(
     NOTES.info(f"{asked.data.dataset}: {', '.join(said)} ({change})")
 
 
-def load_federation(
-    data: Data, root: Path, *, format: int = FORMAT, targets: Targets = "classes"
-) -> tuple[Federation, Data]:
-    """The clients' data, and the table that names it completely; ``format``: of the experiment."""
+def load_federation(experiment: Experiment, root: Path) -> tuple[Federation, Data]:
+    """The clients' data, and the [data] table that names it completely."""
+    data = experiment.data
     if data.dataset == IN_MEMORY:
         raise UserError(
             "data.dataset: 'memory' was a run on arrays passed from Python, which a file cannot "
@@ -215,9 +174,9 @@ def load_federation(
         root,
         image_size=data.image_size,
         skip_bad=data.skip_bad,
-        targets=targets,
+        targets=targets_of(experiment.task),
     )
-    federation, resolved = divide(dataset, data, format=format)
+    federation, resolved = divide(dataset, data, format=experiment.format)
     return federation, replace(resolved, dataset=_absolute(data.dataset, root))
 
 

@@ -91,7 +91,10 @@ class Classes(BuiltIn):
         targets = torch.cat([y for _, y in pairs])
         predicted = torch.cat([outputs.argmax(1) for outputs, _ in pairs])
         largest = int(torch.bincount(targets).max())
-        return {"majority": largest / len(targets), "predicted": float((torch.bincount(predicted) > 0).sum())}
+        return {
+            "majority": largest / len(targets),
+            "predicted": float((torch.bincount(predicted) > 0).sum()),
+        }
 
     def outcomes(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.argmax(1) == targets

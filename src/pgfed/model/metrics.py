@@ -92,6 +92,23 @@ def find(name: str) -> Metric:
     raise unknown("task.metric", name, [*METRICS, RECALL])
 
 
+def described(name: str) -> Metric:
+    """As `find`; of one that only its own objective knows, the name."""
+    if name in METRICS or RECALL_AT.fullmatch(name):
+        return find(name)
+    return Metric(name, name, low=-math.inf, high=math.inf)
+
+
+def label_auc(label: str) -> str:
+    """What the AUC of one label is called in files."""
+    return f"auc:{label}"
+
+
+def label_of(name: str) -> str | None:
+    """The label whose AUC this is, if it is that of one label."""
+    return name.removeprefix("auc:") if name.startswith("auc:") else None
+
+
 def check(key: str, name: str, kind: Kind) -> Metric:
     """A metric that tasks of this kind have; ``key`` is named if it is not one."""
     allowed = list(BY_KIND[kind])

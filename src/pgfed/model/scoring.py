@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pgfed.model.metrics import RECALL_AT, find
+from pgfed.model.metrics import RECALL_AT, find, label_auc
 
 Array = NDArray[Any]
 
@@ -129,11 +129,6 @@ def of_labels(
             inside = np.clip(probability, 1e-12, 1 - 1e-12)
             found[name] = float(-np.mean(np.log(np.where(y > HALF, inside, 1 - inside))))
     return found
-
-
-def label_auc(label: str) -> str:
-    """What the AUC of one label is called in files."""
-    return f"auc:{label}"
 
 
 def _f1_of_labels(predicted: Array, y: Array) -> float | None:

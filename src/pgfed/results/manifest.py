@@ -60,6 +60,7 @@ class Manifest(_Part):
     round: int = Field(ge=0)
     seed: int = Field(ge=0)
     metric: str
+    task: dict[str, Any] = Field(default_factory=dict)  # [task]; what it does not say is default
     model: str
     head: str
     input_shape: list[Size] = Field(min_length=1, max_length=4)

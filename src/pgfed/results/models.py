@@ -356,7 +356,7 @@ def manifest(
         "seed": seed,
         "kept": experiment.output.keep,
         "metric": task.objective.metric,
-        "task": described(experiment, task.objective),
+        "task": task_table(experiment),
         "model": experiment.model.name,
         "head": task.head_name,
         "input_shape": list(federation.input_shape),
@@ -368,6 +368,11 @@ def manifest(
         "global": shared,
         "clients": list(clients),
     }
+
+
+def task_table(experiment: Experiment) -> dict[str, Any]:
+    """What a model is judged by: the [task] table as far as it says something."""
+    return {k: v for k, v in dataclasses.asdict(experiment.task).items() if v is not None}
 
 
 def normalisation(federation: Federation) -> dict[str, Any]:

@@ -270,9 +270,9 @@ def read_metric(path: Path) -> Metric:
         more, unit = said["more_is_better"], said["unit"]
         if type(more) is not bool or unit not in get_args(Unit):
             raise ValueError(f"{more!r:.40}, {unit!r:.40}")
-        return Metric(str(said["name"]), str(said["title"]), more, *bounds, unit)
+        return Metric(str(said["name"]), str(said["title"]), more, bounds[0], bounds[1], unit)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file}: damaged ({_one_line(error)})") from None
+        raise UserError(f"{file}: damaged ({first_line(error)})") from None
 
 
 # -- the whole folder --------------------------------------------------------------------------

@@ -386,9 +386,7 @@ def alone_of(data: RunData, seed: int) -> SeedRun | None:
 def summaries(data: RunData) -> list[dict[str, Any]]:
     """As summary.json: one dictionary per method and seed that has finished."""
     return [
-        summary(
-            run, alone_of(data, run.seed), data.methods[run.method], data.clients, data.metric
-        )
+        summary(run, alone_of(data, run.seed), data.methods[run.method], data.clients, data.metric)
         for run in each_run(data)
     ]
 

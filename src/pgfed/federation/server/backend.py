@@ -28,6 +28,7 @@ from pgfed.methods.contract import Algorithm
 from pgfed.methods.registry import BASELINE
 from pgfed.methods.values import Message, State
 from pgfed.model.networks import Factory
+from pgfed.model.objectives import Objective
 
 POLL = 0.25  # seconds between two looks for replies
 ATTEMPTS = 10  # how often a round that lacks replies is asked for
@@ -76,6 +77,7 @@ class Flower(Backend):
         model: str | Factory,
         *,
         head: str | None,
+        objective: Objective,
         run: str,
         methods: dict[str, Algorithm],
         round_timeout: float,
@@ -84,7 +86,7 @@ class Flower(Backend):
         status: Status,
         settled: Callable[[], None],
     ) -> None:
-        super().__init__(seats.federation, model, head=head)
+        super().__init__(seats.federation, model, head=head, objective=objective)
         others = [name for name in methods if name != BASELINE]
         self.asks = others or [BASELINE]  # the methods that messages are sent for
         # The one that `local` is trained alongside of.

@@ -35,6 +35,7 @@ from pgfed.results.layout import csv_text
 from pgfed.results.manifest import NAME
 from pgfed.results.models import GLOBAL, manifest, model_files, write_model
 from pgfed.results.runs import Evidence
+from pgfed.results.statistics import Floats
 from pgfed.results.writer import RunWriter, write_json
 
 WRITTEN = "written.json"  # in a models folder: the sites that have written theirs
@@ -63,8 +64,9 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     federation = folder.agreement.without_data()
     task = make_model(folder.agreement, experiment, experiment.seeds[0], federation)
     model, head = model_name(folder.agreement, experiment), experiment.model.head
-    written = replace(experiment, format=FORMAT)
-    setup = Setup(written, federation, methods, model, task.layout)
+    table = replace(experiment.task, metric=task.objective.metric)
+    written = replace(experiment, format=FORMAT, task=table)
+    setup = Setup(written, federation, methods, model, task.layout, task.objective)
 
     folder.run.mkdir(exist_ok=True)
     run = _identify(folder.run, agreed)
@@ -77,6 +79,7 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
                 seats,
                 model,
                 head=head,
+                objective=task.objective,
                 run=run,
                 methods=methods,
                 round_timeout=options.round_timeout,

@@ -279,7 +279,7 @@ class Site:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         file = write_model(folder / "model.safetensors", side.task.named(theta))
-        write_evidence(folder / EVIDENCE, _evidence(evidence))
+        write_evidence(folder / EVIDENCE, _evidence(evidence), {})
         content = manifest(
             self.experiment,
             self.federation,
