@@ -28,8 +28,8 @@ COLUMNS = (
     "{}, last 10 rounds",
     "best (on test)",
     "gain over Local",
-    "clients gained",
-    "clients harmed",
+    "gained",
+    "harmed",
     "sent",
     "samples/s",
 )
