@@ -54,7 +54,7 @@ def evaluate(
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
 ) -> None:
-    """Score a client's model beside the Local and the global one."""
+    """Score a client's model beside the baselines and the global one."""
     from pgfed.cli.terminal import takehome as screens
     from pgfed.config.experiment import data_root as default_root
     from pgfed.results.reader import load

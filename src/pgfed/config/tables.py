@@ -172,7 +172,7 @@ class Output:
     ] = "last"
 
 
-DEFAULT_METHODS = ("local", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce")
+DEFAULT_METHODS = ("local", "alone", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce")
 
 
 @dataclass(frozen=True)
@@ -213,11 +213,11 @@ class Experiment:
         own = {algorithms.folder(name) for name in self.methods if ":" in name}
         for name, table in self.method.items():
             if BASE in table:
-                _check_variant(name, table[BASE], {*algorithms.METHODS, *own})
+                _check_variant(name, table[BASE], {*algorithms.NAMES, *own})
         for name in self.methods:
-            if ":" not in self.base(name) and self.base(name) not in algorithms.METHODS:
+            if ":" not in self.base(name) and self.base(name) not in algorithms.NAMES:
                 variants = [v for v, table in self.method.items() if BASE in table]
-                known = [*algorithms.METHODS, *variants, "package.module:Class"]
+                known = [*algorithms.NAMES, *variants, "package.module:Class"]
                 raise unknown("methods", name, known)
         folders = [algorithms.folder(name) for name in self.methods]
         for folder in folders:
@@ -263,11 +263,11 @@ def _check_variant(name: str, base: object, methods: set[str]) -> None:
     if name in methods:
         raise UserError(f"{at}: {name!r} is a method; give its variant a name of its own")
     check_folder("method", name)
-    if not isinstance(base, str) or (":" not in base and base not in algorithms.METHODS):
+    if not isinstance(base, str) or (":" not in base and base not in algorithms.NAMES):
         raise unknown(
             at,
             base if isinstance(base, str) else shown(base),
-            [*algorithms.METHODS, "package.module:Class"],
+            [*algorithms.NAMES, "package.module:Class"],
         )
 
 

@@ -59,6 +59,9 @@ class Run:
         self.evaluate_every = evaluate_every
         self.task = backend.task(seed)
         algorithm.check_model(self.task)
+        if algorithm.course != "rounds":
+            self.rounds = 1
+            cohort = len(federation) if algorithm.course == "once" else 1
         self.info = FederationInfo(len(federation), cohort, self.task.layout)
         self._form = Form(self.task.layout, algorithm.shared, self.task.outputs, self.task.width)
         self._mean = mean or Mean()
@@ -101,7 +104,7 @@ class Run:
     def _step(self) -> dict[str, Any]:
         began = time.perf_counter()
         t = self.round + 1
-        cohort = draw_cohort(self.seed, t, self.info.clients, self.info.cohort)
+        cohort = self._cohort(t)
         rng = ServerRng(self.seed, t)
         messages = self.algorithm.messages(self.server, cohort, rng)
         common = _common(messages)
@@ -114,7 +117,7 @@ class Run:
         )
         train_seconds = time.perf_counter() - started
 
-        traffic = Traffic()
+        traffic = Traffic(counts=self.algorithm.course != "pooled")
         dropped = [{"client": i, "reason": refused[i]} for i in refused if i not in cohort]
         updates, states = self._accepted(t, messages, results, refused, traffic, dropped)
         self.server = self.algorithm.aggregate(self.server, updates, self._mean, rng)
@@ -145,6 +148,11 @@ class Run:
             "client_seconds": {i: results[i][2]["seconds"] for i in sorted(results)},
             "seconds": time.perf_counter() - began,
         }
+
+    def _cohort(self, t: int) -> list[int]:
+        if self.algorithm.course == "pooled":
+            return [0]  # whoever does the work on everybody's data
+        return draw_cohort(self.seed, t, self.info.clients, self.info.cohort)
 
     def _accepted(
         self,

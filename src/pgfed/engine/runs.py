@@ -24,7 +24,6 @@ from pgfed.engine.rounds import Run
 from pgfed.engine.store import ClientStore
 from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
-from pgfed.methods.registry import BASELINE
 from pgfed.model.layout import Layout
 from pgfed.model.networks import Factory, default_model, make_task
 from pgfed.model.objectives import Objective
@@ -79,6 +78,15 @@ class Setup:
             head=head,
             objective=self.objective,
         )
+
+    def rounds(self, method: str) -> int:
+        """How many a method takes."""
+        return self.experiment.rounds if self.methods[method].course == "rounds" else 1
+
+    @property
+    def total_rounds(self) -> int:
+        """Of all methods, under one seed."""
+        return sum(map(self.rounds, self.methods))
 
     @property
     def attack(self) -> Attack | None:
@@ -274,7 +282,7 @@ def execute(setup: Setup, callbacks: Sequence[Callback], past: Past = NOTHING) -
 
 def _baseline_first(setup: Setup) -> Iterator[str]:
     """It is what the others' clients are compared with."""
-    yield from sorted(setup.methods, key=lambda method: method != BASELINE)
+    yield from sorted(setup.methods, key=lambda name: setup.methods[name].role != "baseline")
 
 
 def run_method(
@@ -326,7 +334,7 @@ def _make_run(
         setup.federation,
         backend,
         seed=seed,
-        rounds=experiment.rounds,
+        rounds=setup.rounds(method),
         cohort=setup.cohort,
         evaluate_every=experiment.evaluate_every,
         mean=make_mean(engine.aggregation, algorithm.leaves, engine.attackers),

@@ -47,6 +47,7 @@ from pgfed.results.runs import (
     client_names,
     client_rows,
     clients_of,
+    each_run,
     evidence_of,
     method_info,
     seed_run_of,
@@ -216,7 +217,8 @@ class RunWriter(Callback, Past):
         folder = self.folder(method, seed)
         try:
             experiment = self._setup.experiment
-            run = read_finished(self.path, experiment, method, seed, self._names)
+            rounds = self._setup.rounds(method)
+            run = read_finished(self.path, experiment, method, seed, self._names, rounds)
             if run is None:
                 return None
             self.runs[method, seed] = run
@@ -311,9 +313,12 @@ class RunWriter(Callback, Past):
             write_models(models, self._setup, run, method, rows)
 
     def finish(self) -> None:
-        """After the last of all runs."""
+        """After the last of all runs, which may have changed what gains are over."""
         with _writing(self.path):
-            write_summary(self.data)
+            data = self.data
+            for run in each_run(data):
+                write_clients(data, run)
+            write_summary(data)
 
 
 @contextmanager
@@ -350,8 +355,15 @@ def write_end(data: RunData, run: SeedRun) -> None:
         _write_arrays(folder / layout.ALPHA, run.matrix)
     if run.evidence is not None:
         write_evidence(folder / layout.EVIDENCE, run.evidence, run.metrics)
-    rows = client_rows(run, alone_of(data, run.seed), data.clients, data.metric)
-    write_atomic(folder / layout.CLIENTS, csv_text(rows))  # this run is finished from here on
+    write_clients(data, run)  # this run is finished from here on
+
+
+def write_clients(data: RunData, run: SeedRun) -> None:
+    """clients.csv, if it does not hold the same already."""
+    path = seed_folder(data.path, run.method, run.seed) / layout.CLIENTS
+    text = csv_text(client_rows(run, alone_of(data, run.seed), data.clients, data.metric))
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        write_atomic(path, text)
 
 
 def _metric(metric: Metric) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pgfed.takehome.influence import MOST, Reasons
 from pgfed.takehome.onboard import ALONE, Newcomer, Onboarding
 
 MANY_CLASSES = 20  # beyond this many a confusion matrix is no longer readable
-BESIDE = 3  # models that are shown class by class: a method, its global model, and Local
+BESIDE = 3  # models that are shown class by class: a method, its global model, and a baseline
 
 
 def evaluation(of: Evaluation) -> None:
@@ -36,8 +36,8 @@ def evaluation(of: Evaluation) -> None:
         ]
         screen.print("\nAUC by label:")
         screen.print(table(("label", *(row.name for row in of.rows)), each))
-    if not of.has_local:
-        screen.print("Local was not among the methods of this run: nothing says what alone gives.")
+    if not of.has_baseline:
+        screen.print("The run has no baseline (alone, local): nothing says what alone gives.")
     if of.rows[0].scores.confusion is None:
         return
     if len(of.rows) > BESIDE:
