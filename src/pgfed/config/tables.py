@@ -170,6 +170,9 @@ class Output:
         Literal["last", "best"],
         "of which round: the last one, or the one with the best mean score on validation data",
     ] = "last"
+    keep_state: Annotated[
+        bool, "keep what is needed to go on for more rounds (`pgfed resume DIR --rounds N`)"
+    ] = False
 
 
 DEFAULT_METHODS = ("local", "alone", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce")
@@ -193,6 +196,9 @@ class Experiment:
         list[str], MinLen(1), "names of `pgfed methods`, of a [method.NAME], package.module:Class"
     ] = field(default_factory=lambda: list(DEFAULT_METHODS))
     evaluate_every: Annotated[Count, "rounds; the last ten are always scored"] = 1
+    start_from: Annotated[
+        str | None, "the folder of an earlier run: each client begins with its own model of it"
+    ] = None
     data: Data = field(default_factory=Data)
     task: Task = field(default_factory=Task)
     model: Model = field(default_factory=Model)

@@ -20,7 +20,7 @@ from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.checkpoints import Checkpoints
 from pgfed.engine.objective import make_objective, targets_of, with_scaling
 from pgfed.engine.robust import make_mean
-from pgfed.engine.rounds import Run
+from pgfed.engine.rounds import Run, Start
 from pgfed.engine.store import ClientStore
 from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
@@ -137,6 +137,9 @@ def prepare(
     )
     for algorithm in methods.values():
         algorithm.check_model(task)
+    if experiment.start_from is not None:
+        place = str(Path(experiment.start_from).expanduser().absolute())
+        experiment = replace(experiment, start_from=place)
     resolved = replace(
         experiment, format=FORMAT, data=data, task=table, model=replace(experiment.model, name=name)
     )
@@ -263,6 +266,10 @@ class Past:
         """Where the run's checkpoints go."""
         return None
 
+    def start(self, method: str, seed: int) -> Start | None:
+        """The models of an earlier run to begin with."""
+        return None
+
 
 NOTHING = Past()
 
@@ -296,7 +303,7 @@ def run_method(
     """All rounds of one method under one seed, from the last one on record."""
     experiment = setup.experiment
     checkpoints = past.checkpoints(method, seed)
-    run = _make_run(setup, backend, method, seed, checkpoints)
+    run = _make_run(setup, backend, method, seed, checkpoints, past.start(method, seed))
     try:
         if checkpoints is not None:
             checkpoints.restore(run, past.history(method, seed))
@@ -325,7 +332,12 @@ def run_method(
 
 
 def _make_run(
-    setup: Setup, backend: Backend, method: str, seed: int, checkpoints: Checkpoints | None
+    setup: Setup,
+    backend: Backend,
+    method: str,
+    seed: int,
+    checkpoints: Checkpoints | None,
+    start: Start | None,
 ) -> Run:
     experiment, algorithm = setup.experiment, setup.methods[method]
     engine = experiment.engine
@@ -343,6 +355,7 @@ def _make_run(
         store=ClientStore(
             None if checkpoints is None else checkpoints.clients, memory=engine.memory
         ),
+        start=start,
     )
 
 
