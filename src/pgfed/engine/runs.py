@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,6 +41,7 @@ class Setup:
     methods: dict[str, Algorithm]  # by the name of their folder
     model: str | Factory
     layout: Layout
+    frozen: str | None = None  # the SHA-256 of what is never trained, under the first seed
 
     @property
     def cohort(self) -> int:
@@ -70,6 +72,24 @@ class Setup:
         """The attack that some clients simulate."""
         table = self.experiment.attack
         return None if table.kind == "none" else Attack(table.kind, table.share, table.strength)
+
+    def about_model(self) -> dict[str, Any]:
+        """How many numbers the model has, and how many travel, each way, when a client takes part;
+        what is frozen never does."""
+        layout = self.layout
+
+        def sent(method: Algorithm) -> int:
+            sends = "model" in method.leaves.values()
+            return layout.shared(method.shared).size if sends else 0
+
+        return {
+            "trained": layout.d,
+            "buffers": layout.extra,
+            "travels": {name: sent(method) for name, method in self.methods.items()},
+            "frozen": layout.frozen,
+            "frozen_bytes": layout.frozen_bytes,
+            "frozen_sha256": self.frozen,
+        }
 
     def keeps_models(self, seed: int) -> bool:
         """Whether the models of this seed are kept."""
@@ -111,7 +131,7 @@ def prepare(
     resolved = replace(
         experiment, format=FORMAT, data=data, model=replace(experiment.model, name=name)
     )
-    return Setup(resolved, federation, methods, model or name, task.layout)
+    return Setup(resolved, federation, methods, model or name, task.layout, task.frozen_digest)
 
 
 def with_cohort(experiment: Experiment, federation: Federation) -> Experiment:

@@ -88,7 +88,9 @@ class Task(FlatModule):
                 f"model.head: {self.head_name!r} is not the last layer executed; "
                 "name the classifier with model.head"
             )
-        self.linear_head = isinstance(head, nn.Linear)
+        own = {id(part) for part in head.modules()}
+        tied = any(id(at) not in own for e in self._entries["head"] for at, _ in e.places)
+        self.linear_head = isinstance(head, nn.Linear) and not tied
         self.width = int(z.shape[1]) if z.ndim == 2 else 0  # features that the head is given
 
     # -- one client's view ---------------------------------------------------------------------
@@ -210,13 +212,13 @@ class Task(FlatModule):
     def hessian_product(self, theta: Tensor, x: Tensor, y: Tensor, vector: Tensor) -> Tensor:
         """The Hessian of the batch's mean loss at ``theta``, times ``vector`` (both of size d)."""
         self._bind(theta, None, "all", training=len(y) > 1)
-        parameters = [e.owner._parameters[e.attribute] for e in self._trained]
+        parameters = [e.parameter for e in self._trained]
         loss = self.objective.loss(self.module(x), y)
-        gradients = torch.autograd.grad(loss, parameters, create_graph=True)  # type: ignore[arg-type]
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True)
         inner = torch.stack(
             [(g * e.view(vector)).sum() for g, e in zip(gradients, self._trained, strict=True)]
         ).sum()
-        products = torch.autograd.grad(inner, parameters, allow_unused=True)  # type: ignore[arg-type]
+        products = torch.autograd.grad(inner, parameters, allow_unused=True)
         out = torch.zeros(self.d, device=self.device)
         for e, product in zip(self._trained, products, strict=True):
             if product is not None:

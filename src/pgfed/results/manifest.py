@@ -68,6 +68,7 @@ class Manifest(_Part):
     image_size: Size | None = None  # images were resized to this square
     data_fingerprint: str | None = None
     shared: File | None = Field(None, alias="global")
+    frozen: File | None = None  # what all models have in common: it was never trained
     clients: list[Client]
 
     @property

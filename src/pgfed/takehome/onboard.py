@@ -32,7 +32,7 @@ from pgfed.results import layout
 from pgfed.results import manifest as manifests
 from pgfed.results.layout import csv_text
 from pgfed.results.manifest import Manifest
-from pgfed.results.models import Model, kept_models, write_model
+from pgfed.results.models import Model, kept_models, write_frozen, write_model
 from pgfed.results.runs import RunData
 from pgfed.takehome.figures import drawing
 
@@ -80,6 +80,7 @@ class Onboarding:
     train: TrainConfig
     site: Federation  # of one client
     newcomers: list[Newcomer]  # training alone comes first
+    task: Task
 
     @property
     def best(self) -> Newcomer:
@@ -134,6 +135,7 @@ def onboard(
         example=site.example(),
         head=about.head,
     )
+    task.put_frozen(first.values)
     own = run.experiment.train
     train = TrainConfig(epochs, own.batch_size, own.lr if lr is None else lr, own.momentum)
     # The new site's seat is the one after the last.
@@ -149,7 +151,7 @@ def onboard(
             curve, best, tuned = tune(task, theta, site, streams, train)
             start = _start(run, name, allowed)
             newcomers.append(Newcomer(name, start, source, curve, best, task.named(tuned)))
-    return Onboarding(data, chosen, train, site, newcomers)
+    return Onboarding(data, chosen, train, site, newcomers, task)
 
 
 def _site(data: str, root: Path, about: Manifest, table: Data, skip_bad: bool) -> Federation:
@@ -246,7 +248,8 @@ def write(result: Onboarding, out: Path) -> None:
             rows = [asdict(epoch) for epoch in newcomer.curve]
             write_atomic(folder / "curve.csv", csv_text(rows))
             file = write_model(folder / FILE, newcomer.values)
-            manifests.write(folder, _manifest(newcomer, result, file))
+            frozen = write_frozen(folder, result.task)
+            manifests.write(folder, {**_manifest(newcomer, result, file), "frozen": frozen})
         except OSError as error:
             where = error.filename or folder
             raise UserError(f"{where}: cannot be written ({error.strerror})") from None

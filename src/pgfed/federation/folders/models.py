@@ -25,3 +25,16 @@ def make_model(
         example=federation.example(),
         head=experiment.model.head,
     )
+
+
+def frozen_digests(agreement: Agreement, experiment: Experiment, federation: Federation) -> str:
+    """By which server and sites know that they hold the same frozen values, under every seed.
+
+    Empty where the model has none.
+    """
+    first, *others = experiment.seeds
+    digest = make_model(agreement, experiment, first, federation).frozen_digest
+    if digest is None:
+        return ""
+    made = (make_model(agreement, experiment, seed, federation) for seed in others)
+    return " ".join([digest, *(str(task.frozen_digest) for task in made)])
