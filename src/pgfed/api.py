@@ -158,7 +158,7 @@ class Result:
         """The clients' data; of a run that was opened, read again."""
         if self._setup is not None:
             return self._setup.federation
-        return load_federation(self.experiment.data, experiments.data_root(self._data_root))[0]
+        return load_federation(self.experiment, experiments.data_root(self._data_root))[0]
 
     @property
     def runs(self) -> list[SeedRun]:
@@ -174,9 +174,11 @@ class Result:
         return _frame(self.summary)
 
     def clients(self, method: str, seed: int | None = None) -> Any:
-        """One row per client: sizes, accuracies, gain over Local."""
+        """One row per client: sizes, scores, gain over Local, every metric."""
         run = self._run(method, seed)
-        return _frame(client_rows(run, alone_of(self.data, run.seed), self.data.clients))
+        return _frame(
+            client_rows(run, alone_of(self.data, run.seed), self.data.clients, self.data.metric)
+        )
 
     def history(self, method: str, seed: int | None = None) -> Any:
         """One row per round."""

@@ -20,9 +20,10 @@ from data_files import (
 )
 from PIL import Image
 
-from pgfed.data import dataset, datasets, limits
+from pgfed.data import datasets, targets
 from pgfed.data.datasets import load
 from pgfed.data.federation import Federation
+from pgfed.data.files import limits
 from pgfed.errors import UserError
 
 
@@ -216,20 +217,27 @@ GOOD = {"x": np.zeros((4, 3)), "y": np.array([0, 1, 0, 1])}
         ({"x": None}, "no array 'x'; found: y; needed: x, y"),
         ({"y": None}, "no array 'y'"),
         ({"clients": np.zeros(4, int)}, "unknown 'clients' (did you mean 'client'?)"),
-        ({"x": np.zeros((4, 3), dtype=np.int64)}, "x has type int64; allowed: uint8"),
+        ({"x": np.zeros((4, 3), dtype=bool)}, "x has type bool; allowed: uint8"),
+        ({"x": np.full((4, 3), 2**63, dtype=np.uint64)}, "x holds 9223372036854775808"),
         ({"x": np.array(["a", "b", "c", "d"])}, "x has type <U1"),
         ({"x": np.zeros((4, 3), dtype=complex)}, "x has type complex128"),
         ({"x": np.zeros(4)}, "x has shape 4; allowed: N x C x H x W"),
-        ({"x": np.zeros((4, 2, 2, 2, 2))}, "x has shape 4 x 2 x 2 x 2 x 2"),
+        ({"x": np.zeros((4, 2, 2, 2, 2, 2))}, "x has shape 4 x 2 x 2 x 2 x 2 x 2"),
         ({"x": np.zeros((4, 0))}, "x has shape 4 x 0"),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, "x has shape 0 x 3"),
         ({"x": np.zeros((4, 32, 32, 3))}, "looks like N x H x W x C"),
         ({"x": np.array([[0], [0], [np.nan], [0]])}, "NaN or infinite values, first in sample 2"),
         ({"x": np.array([[0], [np.inf], [0], [0]])}, "first in sample 1"),
         ({"x": np.array([[0], [0], [0], [1e300]])}, "first in sample 3"),
-        ({"y": np.array([0.0, 1.0, 0.0, 1.0])}, "y has type float64; labels must be integers"),
-        ({"y": np.array(["a", "b", "a", "b"])}, "labels must be integers"),
-        ({"y": np.eye(4, dtype=int)}, "y has shape 4 x 4; allowed: one label per sample"),
+        ({"y": np.array([0.0, 1.0, 0.0, 1.0])}, 'task.kind = "regression" predicts numbers'),
+        ({"y": np.array([1j, 1, 0, 1])}, "y has type complex128 and shape 4"),
+        (
+            {"y": np.eye(4, dtype=int)},
+            "y has shape 4 x 4; allowed: one label per sample",
+        ),
+        ({"y": np.eye(4, dtype=int)}, 'task.kind = "multilabel" predicts several'),
+        ({"y": np.eye(4) / 2}, 'task.kind = "regression" predicts several'),
+        ({"y": np.zeros((4, 2, 2), int)}, 'task.kind = "segmentation" predicts masks'),
         ({"y": np.array([0, 1, 0])}, "y has shape 3, but x has 4 samples"),
         ({"y": np.array([5, 5, 5, 5])}, "1 class(es) in all; at least 2"),
         ({"client": np.array([0, 1])}, "client has shape 2, but x has 4 samples"),
@@ -256,7 +264,7 @@ def test_bad_npz(tmp_path: Path, change: dict[str, np.ndarray | None], words: st
 
 
 def test_too_many_classes_are_no_classes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dataset, "MAX_CLASSES", 3)
+    monkeypatch.setattr(targets, "MAX_CLASSES", 3)
     text = message(lambda: Federation.from_arrays(np.zeros((4, 2)), np.arange(4)))
     assert "4 different labels; allowed: 3 classes" in text
 

@@ -286,7 +286,7 @@ def test_data_that_does_not_fit_the_agreement(made, tmp_path):
         made, save("b.npz", x=np.zeros((6, 9, 9), "u1"), y=y)
     )
     assert "holds 8x8 grey images (float32)" in refused(made, save("c.npz", x=x.astype("f4"), y=y))
-    assert "labels must be integers" in refused(made, save("d.npz", x=x, y=y * 1.0))
+    assert "y has type float64" in refused(made, save("d.npz", x=x, y=y * 1.0))
     assert "folder:PATH or npz:PATH" in refused(made, "digits")
     assert "does not exist" in refused(made, f"npz:{tmp_path / 'none.npz'}")
     names = np.array([f"digit {k}" for k in range(10)])

@@ -23,16 +23,16 @@ from fuzz.test_fuzz_checkpoints import SAVED, Saved, checkpointed, finished, gon
 from fuzz.test_fuzz_data import chunk, small_machine
 from fuzz.test_fuzz_models import models, used
 from pgfed.config.experiment import load
-from pgfed.data import limits
 from pgfed.data import matching as agreed
 from pgfed.data.datasets import load as load_data
+from pgfed.data.files import limits
 from pgfed.engine.backends import wire
 from pgfed.engine.durable import sha256, state_from_bytes, state_to_bytes
 from pgfed.engine.replies import MAX_SAMPLES, score_refusal
 from pgfed.engine.runs import Setup
 from pgfed.errors import LONGEST, UserError
 from pgfed.federation.flower.records import RAW, BadRecord, unpack
-from pgfed.model.objectives import CLASSES
+from pgfed.model.kinds import CLASSES
 from pgfed.results.models import ModelsInFolder
 from pgfed.results.reader import load as load_for_report
 

@@ -27,11 +27,13 @@ from data.data_files import (
 )
 from fuzz.driving import attempt, drive, share
 from fuzz.mutation import mutate
-from pgfed.data import datasets, folder, limits
+from pgfed.data import datasets
 from pgfed.data import matching as agreed
-from pgfed.data.dataset import MAX_CLASSES, Dataset
+from pgfed.data.dataset import Dataset
 from pgfed.data.datasets import load
 from pgfed.data.federation import Federation, build
+from pgfed.data.files import folder, limits
+from pgfed.data.targets import MAX_CLASSES
 
 
 @pytest.fixture(autouse=True)

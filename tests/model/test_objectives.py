@@ -21,7 +21,8 @@ from pgfed.engine.rounds import Run
 from pgfed.errors import UserError
 from pgfed.methods.registry import METHODS, get
 from pgfed.methods.settings import TrainConfig
-from pgfed.model.objectives import CLASSES, Objective, Pairs
+from pgfed.model.kinds import CLASSES
+from pgfed.model.objectives import Objective, Pairs
 from pgfed.model.task import Task
 
 FEATURES, CLIENTS, COHORT, ROUNDS = 6, 5, 3, 6

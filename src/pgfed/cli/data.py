@@ -61,7 +61,7 @@ def show(
     from pgfed.engine.runs import load_federation
 
     root = experiments.data_root(data_root)
-    clients, _ = load_federation(loaded.data, root, format=loaded.format)
+    clients, _ = load_federation(loaded, root)
     if figure is not None:
         from pgfed.report.distribution import distribution_figure
 

@@ -17,7 +17,7 @@ from pgfed.modules import Allowed
 from pgfed.modules import allowed as allowing
 
 if TYPE_CHECKING:
-    from pgfed.config.tables import Data, Experiment
+    from pgfed.config.tables import Experiment
     from pgfed.data.federation import Federation
     from pgfed.engine.runs import Setup
     from pgfed.paper.explicit import Explicit
@@ -159,7 +159,7 @@ def new_clients(
             f"{start.folder}: the run has no new clients; allowed: one with data.new_clients > 0"
         )
 
-    new, first = _those_held_out(data, data_root)
+    new, first = _those_held_out(setup.experiment, data_root)
     curves, rate = _fine_tuned(start, new, first, epochs, lr, quiet)
 
     from pgfed.paper import new_clients as study
@@ -172,13 +172,14 @@ def new_clients(
             print(f"Report: {page}")
 
 
-def _those_held_out(data: Data, data_root: Path | None) -> tuple[Federation, int]:
+def _those_held_out(experiment: Experiment, data_root: Path | None) -> tuple[Federation, int]:
     """The new clients, and the id of the first of them."""
     from pgfed.config import experiment as experiments
     from pgfed.engine.runs import load_federation
 
-    everyone, _ = load_federation(replace(data, new_clients=0.0), experiments.data_root(data_root))
-    first = data.first_new(len(everyone))
+    all_of_them = replace(experiment, data=replace(experiment.data, new_clients=0.0))
+    everyone, _ = load_federation(all_of_them, experiments.data_root(data_root))
+    first = experiment.data.first_new(len(everyone))
     return everyone.between(first, len(everyone)), first
 
 
@@ -308,7 +309,8 @@ def _show_explicit(result: Explicit, setup: Setup, folder: Path) -> None:
     from pgfed.cli.terminal import tables as screens
     from pgfed.paper.explicit import row
     from pgfed.paper.printed import tables
-    from pgfed.results.formats import count, percent, points
+    from pgfed.results.formats import count, percent
+    from pgfed.results.formats import share_gain as points
 
     screen = screens.console()
     rows = []

@@ -84,7 +84,7 @@ def sweep(
 
 
 def _run(made: Sweep, jobs: int | None, quiet: bool) -> None:
-    from pgfed.results.formats import percent
+    from pgfed.results.formats import score
 
     done, total = len(made.finished()), len(made.tries)
     if done and not quiet:
@@ -93,8 +93,8 @@ def _run(made: Sweep, jobs: int | None, quiet: bool) -> None:
         done += 1
         if not quiet:
             print(
-                f"{done}/{total} {_name(one)}: {percent(one.validation_accuracy)} on validation "
-                "data",
+                f"{done}/{total} {_name(one)}: {score(one.validation_score, made.metric)} "
+                "on validation data",
                 file=sys.stderr,
                 flush=True,
             )
@@ -108,7 +108,7 @@ def _show(
     made: Sweep, of: Mapping[str, Grid], tried: Sequence[Tried], chosen: Mapping[str, Tried]
 ) -> None:
     from pgfed.cli.terminal import tables as screens
-    from pgfed.results.formats import duration, percent
+    from pgfed.results.formats import duration, score
     from pgfed.tuning.sweep import at_the_end
 
     screen = screens.console()
@@ -116,13 +116,15 @@ def _show(
         (
             one.method,
             ", ".join(f"{key} = {value}" for key, value in one.settings.items()),
-            percent(one.validation_accuracy),
+            score(one.validation_score, made.metric),
             duration(one.seconds),
             "best" if one is chosen[one.method] else "",
         )
         for one in tried
     ]
-    screen.print(screens.table(("method", "settings", "validation", "time", ""), rows))
+    screen.print(
+        screens.table(("method", "settings", f"{made.metric.title}, validation", "time", ""), rows)
+    )
     for line in at_the_end(of, chosen):
         screen.print(f"{line}; a wider one may do better.", markup=False, soft_wrap=True)
     screen.print(f"All tries: {made.folder / 'sweep.csv'}", markup=False, soft_wrap=True)

@@ -57,6 +57,8 @@ def own_names(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """Each ``package.module:Name`` that running the experiment imports, with its key."""
     if ":" in (experiment.model.name or ""):
         yield "model.name", str(experiment.model.name)
+    if ":" in experiment.task.kind:
+        yield "task.kind", experiment.task.kind
     for name in dict.fromkeys(map(experiment.base, [*experiment.methods, *experiment.method])):
         if ":" in name:
             yield "methods", name

@@ -17,6 +17,7 @@ from pgfed.config.schema import shown
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.methods.settings import TrainConfig
+from pgfed.model.metrics import BY_KIND
 
 FORMAT: Literal[2] = 2  # of experiment files and run folders; those without a number are 0.1's
 DEFAULT_COHORT = 0.25
@@ -63,6 +64,39 @@ class Data:
     def first_new(self, clients: int) -> int:
         """The id of the first of the new clients; all that follow are new, too."""
         return clients - (max(1, int(self.new_clients * clients + 1e-9)) if self.new_clients else 0)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is predicted, and by which number it is judged."""
+
+    kind: Annotated[
+        str,
+        "classes, binary, multilabel, regression, segmentation or package.module:Objective",
+    ] = "classes"
+    metric: Annotated[
+        str | None,
+        "the primary one, which all else follows; accuracy, auc, auc, r2, dice by default",
+    ] = None
+    metrics: Annotated[
+        list[str] | None, "also scored of the kept models, per client; a set by default"
+    ] = None
+    positive: Annotated[
+        str | None, "of a binary task the class that is looked for; the last when sorted"
+    ] = None
+    class_weights: Annotated[
+        Literal["none", "balanced"] | list[float],
+        "of a sample's loss by its class; balanced: by each client's own training counts",
+    ] = "none"
+    target_means: Annotated[
+        list[float] | None,
+        "of regression: targets are standardised by these; of all training data in a simulation",
+    ] = None
+    target_scales: Annotated[list[float] | None, "likewise"] = None
+
+    def __post_init__(self) -> None:
+        if ":" not in self.kind and self.kind not in BY_KIND:
+            raise unknown("task.kind", self.kind, [*BY_KIND, "package.module:Objective"])
 
 
 @dataclass(frozen=True)
@@ -160,6 +194,7 @@ class Experiment:
     ] = field(default_factory=lambda: list(DEFAULT_METHODS))
     evaluate_every: Annotated[Count, "rounds; the last ten are always scored"] = 1
     data: Data = field(default_factory=Data)
+    task: Task = field(default_factory=Task)
     model: Model = field(default_factory=Model)
     train: TrainConfig = field(default_factory=TrainConfig)
     method: dict[str, dict[str, Any]] = field(default_factory=dict)

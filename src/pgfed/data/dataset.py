@@ -9,23 +9,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pgfed.data.targets import Targets, check, shape_text
 from pgfed.errors import UserError
 
-MAX_CLASSES = 10_000  # more distinct labels than this are not classes but numbers or identifiers
+__all__ = ["Dataset", "Targets", "shape_text"]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples with labels 0..K-1, and what is known of the client, domain and part of each."""
+    """Samples with targets, and what is known of the client, domain and part of each."""
 
     name: str
-    x: NDArray[Any]  # uint8 or float32; N x C x H x W or N x features
-    y: NDArray[np.int64]
-    class_names: tuple[str, ...]
+    x: NDArray[Any]  # uint8, float32 or int64 (tokens); N x anything, images N x C x H x W
+    y: NDArray[Any]  # as `targets` says
+    class_names: tuple[str, ...]  # one for each output of a model: classes, labels or columns
     client: NDArray[np.int64] | NDArray[np.str_] | None = None  # numbers or names
     domain: NDArray[np.str_] | None = None
     split: NDArray[np.bool_] | None = None  # True = test
     validation: NDArray[np.bool_] | None = None  # True = validation; None where none is marked
+    targets: Targets = "classes"
 
     @classmethod
     def from_arrays(
@@ -38,6 +40,7 @@ class Dataset:
         domain: ArrayLike | None = None,
         split: ArrayLike | None = None,
         class_names: Sequence[str] | None = None,
+        targets: Targets = "classes",
     ) -> Dataset:
         """Check everything. Labels may be any integers, unless `class_names` says what 0..K-1 are.
 
@@ -45,26 +48,28 @@ class Dataset:
         the others on what the labels mean.
         """
         inputs = _inputs(name, np.asarray(x))
-        labels, names = _labels(name, np.asarray(y), class_names)
-        _same_length(name, len(inputs), y=labels)
+        y, names = check(name, np.asarray(y), targets, class_names)
+        _fits(name, inputs, y)
         clients = None if client is None else _clients(name, np.asarray(client))
         domains = None if domain is None else _domains(name, np.asarray(domain))
         test, validation = (None, None) if split is None else _split(name, np.asarray(split))
         _same_length(name, len(inputs), client=clients, domain=domains, split=test)
-        return cls(name, inputs, labels, names, clients, domains, test, validation)
+        return cls(name, inputs, y, names, clients, domains, test, validation, targets)
 
 
 def _inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:
+    if x.dtype.kind not in "fiu":
+        raise UserError(
+            f"{name}: x has type {x.dtype}; allowed: uint8 (pixels, scaled to [-1, 1]), float "
+            "(used as it is) or other integers (tokens)"
+        )
+    if x.ndim not in (2, 3, 4, 5) or 0 in x.shape:
+        raise UserError(
+            f"{name}: x has shape {shape_text(x)}; allowed: N x C x H x W, N x H x W, "
+            "N x features, N x tokens or N x C x D x H x W, none of them 0"
+        )
     if x.dtype != np.uint8 and x.dtype.kind != "f":
-        raise UserError(
-            f"{name}: x has type {x.dtype}; allowed: uint8 (pixels, scaled to [-1, 1]) or float "
-            "(used as it is)"
-        )
-    if x.ndim not in (2, 3, 4) or 0 in x.shape:
-        raise UserError(
-            f"{name}: x has shape {shape_text(x)}; allowed: N x C x H x W, N x H x W or "
-            "N x features, none of them 0"
-        )
+        return _tokens(name, x)
     if x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] > 4:
         raise UserError(
             f"{name}: x has shape {shape_text(x)}, which looks like N x H x W x C; allowed: "
@@ -82,35 +87,19 @@ def _inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:
     return x
 
 
-def _labels(
-    name: str, y: NDArray[Any], class_names: Sequence[str] | None
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.dtype.kind not in "iu":
-        raise UserError(f"{name}: y has type {y.dtype}; labels must be integers")
-    if y.ndim != 1:
-        raise UserError(f"{name}: y has shape {shape_text(y)}; allowed: one label per sample (N)")
-    if class_names is not None:
-        names = tuple(str(label) for label in class_names)
-        wrong = np.flatnonzero((y < 0) | (y >= len(names)))
-        if len(wrong):
-            raise UserError(
-                f"{name}: label {y[wrong[0]]} of sample {wrong[0]} is out of range; allowed: 0 to "
-                f"{len(names) - 1} ({len(names)} classes)"
-            )
-        labels = y.astype(np.int64)
-    else:
-        values, inverse = np.unique(y, return_inverse=True)
-        names = tuple(str(value) for value in values)
-        labels = inverse.reshape(-1).astype(np.int64)
-    if len(names) < 2:
-        raise UserError(f"{name}: {len(names)} class(es) in all; at least 2 are needed")
-    if len(names) > MAX_CLASSES:
+def _tokens(name: str, x: NDArray[Any]) -> NDArray[np.int64]:
+    if x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max:
+        raise UserError(f"{name}: x holds {x.max()}; allowed: integers below 2^63")
+    return np.asarray(x, dtype=np.int64)
+
+
+def _fits(name: str, x: NDArray[Any], y: NDArray[Any]) -> None:
+    if len(y) != len(x):
+        raise UserError(f"{name}: y has shape {shape_text(y)}, but x has {len(x)} samples")
+    if y.ndim == 3 and x.ndim == 4 and y.shape[1:] != x.shape[2:]:
         raise UserError(
-            f"{name}: y holds {len(names)} different labels; allowed: {MAX_CLASSES} classes"
+            f"{name}: y has masks of {shape_text(y[0])}, but x has images of {shape_text(x[0, 0])}"
         )
-    return labels, names
 
 
 def _clients(name: str, client: NDArray[Any]) -> NDArray[np.int64] | NDArray[np.str_]:
@@ -153,8 +142,3 @@ def _same_length(name: str, n: int, **arrays: NDArray[Any] | None) -> None:
     for key, array in arrays.items():
         if array is not None and array.shape != (n,):
             raise UserError(f"{name}: {key} has shape {shape_text(array)}, but x has {n} samples")
-
-
-def shape_text(array: NDArray[Any]) -> str:
-    """The shape of an array, as messages give it."""
-    return " x ".join(str(n) for n in array.shape) or "() (a single value)"

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pgfed.data import cifar, folder, idx, npz, own
-from pgfed.data.dataset import Dataset, shape_text
+from pgfed.data import own
+from pgfed.data.dataset import Dataset, Targets, shape_text
+from pgfed.data.files import cifar, folder, idx, npz
 from pgfed.errors import NOTES, UserError, unknown
 
-__all__ = ["Dataset", "describe", "is_present", "load", "names", "office_home_by_hand"]
+__all__ = ["Dataset", "Targets", "describe", "is_present", "load", "names", "office_home_by_hand"]
 
 # Where Debian's package `dataset-fashion-mnist` puts the IDX files.
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -32,11 +33,17 @@ _DIGITS = tuple(str(digit) for digit in range(10))
 
 
 def load(
-    name: str, root: Path | None, *, image_size: int | None = None, skip_bad: bool = False
+    name: str,
+    root: Path | None,
+    *,
+    image_size: int | None = None,
+    skip_bad: bool = False,
+    targets: Targets = "classes",
 ) -> Dataset:
     """Read a data set by the name that the experiment file gives it.
 
-    ``skip_bad`` leaves out the files of a folder that cannot be read.
+    ``skip_bad`` leaves out the files of a folder that cannot be read. ``targets``: the form in
+    which the task wants what is to be predicted.
     """
     kind, colon, path = name.partition(":")
     if image_size is not None:
@@ -48,9 +55,14 @@ def load(
                 "office-home only"
             )
     if colon and kind in own.KINDS:
-        return own.load(kind, path, root, image_size, skip_bad=skip_bad)
+        return own.load(kind, path, root, image_size, skip_bad=skip_bad, targets=targets)
     if name not in _SOURCES:
         raise unknown("data.dataset", name, [*names(), "npz:PATH", "folder:PATH"])
+    if targets != _SOURCES[name].targets:
+        raise UserError(
+            f"task.kind: {name} has {_SOURCES[name].targets} to predict, and the task wants "
+            f"{targets}; allowed: another task.kind, or another data.dataset"
+        )
     if name == "office-home":
         return _office_home(root, image_size, skip_bad)
     return _SOURCES[name].read(root)
@@ -219,6 +231,7 @@ class _Source:
     files: str  # where they belong, relative to the data root
     read: Callable[[Path | None], Dataset]
     present: Callable[[Path | None], bool]
+    targets: Targets = "classes"
 
 
 def _idx_source(name: str, what: str, class_names: tuple[str, ...], files: str) -> _Source:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pgfed.data import DEFAULT_CLIENTS, partitions
-from pgfed.data.dataset import Dataset
+from pgfed.data.dataset import Dataset, Targets
 from pgfed.data.partitions import Ints
 from pgfed.errors import UserError
 
@@ -29,14 +29,17 @@ _CHUNK = 4_096  # samples moved at a time, so that memory holds no second copy o
 class Shard:
     """Some samples of one client: a view into the federation's tensors."""
 
-    x: Tensor  # N x H x W x C or N x features; uint8 or float32
+    x: Tensor  # images N x H x W x C, others N x anything; uint8, float32 or int64
     y: Tensor
 
     def __len__(self) -> int:
         return len(self.y)
 
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Inputs as float32 (images N x C x H x W, channels last in memory), and labels."""
+        """Inputs as float32 (images N x C x H x W, channels last in memory), and targets.
+
+        Integers (tokens) stay what they are.
+        """
         if isinstance(index, slice):
             x, y = self.x[index], self.y[index]
         else:
@@ -53,7 +56,7 @@ class Shard:
         return Shard(self.x[start:stop], self.y[start:stop])
 
     def class_counts(self, classes: int) -> Tensor:
-        """How many samples of each class, as int64."""
+        """How many samples of each class, as int64; for classes only."""
         return torch.bincount(self.y, minlength=classes)
 
 
@@ -69,10 +72,11 @@ class Federation:
     x: Tensor
     y: Tensor
     bounds: Ints  # clients x 4: start, end of train, of validation, of test
-    input_shape: tuple[int, ...]  # (C, H, W) or (features,)
-    class_names: tuple[str, ...]
+    input_shape: tuple[int, ...]  # (C, H, W), (features,) or any other
+    class_names: tuple[str, ...]  # one for each output of a model: classes, labels or columns
     domains: NDArray[np.str_] | None = None  # one per client; "mixed" where samples differ
     client_labels: NDArray[np.str_] | None = None  # what a given partition calls its clients
+    targets: Targets = "classes"
 
     @classmethod
     def from_arrays(
@@ -85,14 +89,24 @@ class Federation:
         class_names: list[str] | tuple[str, ...] | None = None,
         *,
         name: str = "arrays",
+        targets: Targets = "classes",
         **options: Any,
     ) -> Federation:
         """From arrays in memory; `options` are those of `build`. With `client`, as it says."""
         dataset = Dataset.from_arrays(
-            name, x, y, client=client, domain=domain, split=split, class_names=class_names
+            name,
+            x,
+            y,
+            client=client,
+            domain=domain,
+            split=split,
+            class_names=class_names,
+            targets=targets,
         )
         if client is not None:
             options.setdefault("partition", "given")
+        elif targets != "classes":
+            options.setdefault("partition", "iid")
         return build(dataset, **options)
 
     def __len__(self) -> int:
@@ -174,8 +188,13 @@ class Federation:
         """The same federation with its samples on a device."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
-    def counts(self) -> Ints:
-        """Samples of each class (columns) at each client (rows), in all three parts."""
+    def counts(self) -> Ints | None:
+        """Samples of each class (columns) at each client (rows), in all three parts.
+
+        None where what is predicted is not one class per sample.
+        """
+        if self.targets != "classes":
+            return None
         classes = len(self.class_names)
         sizes = self.bounds[:, 3] - self.bounds[:, 0]
         owner = np.repeat(np.arange(len(self)), sizes)
@@ -183,7 +202,7 @@ class Federation:
         return cells.reshape(len(self), classes)
 
     def table(self) -> list[dict[str, Any]]:
-        """One row per client: sizes, number of classes, and samples per class."""
+        """One row per client: sizes, and for classes their number and samples of each."""
         rows = []
         counts = self.counts()
         parts = np.diff(self.bounds, axis=1).tolist()
@@ -194,9 +213,10 @@ class Federation:
                 "n_train": n_train,
                 "n_validation": n_validation,
                 "n_test": n_test,
-                "classes": int(np.count_nonzero(counts[client])),
-                "counts": counts[client].tolist(),
             }
+            if counts is not None:
+                row["classes"] = int(np.count_nonzero(counts[client]))
+                row["counts"] = counts[client].tolist()
             if self.client_labels is not None:
                 row["label"] = str(self.client_labels[client])
             rows.append(row)
@@ -241,6 +261,7 @@ def build(
         class_names=dataset.class_names,
         domains=_client_domains(dataset.domain, order, bounds),
         client_labels=labels,
+        targets=dataset.targets,
     )
 
 
@@ -268,6 +289,7 @@ def build_seat(
         bounds=bounds,
         input_shape=dataset.x.shape[1:],
         class_names=dataset.class_names,
+        targets=dataset.targets,
     )
 
 
@@ -344,7 +366,7 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _gather(x: NDArray[Any], order: Ints) -> NDArray[Any]:
     """The samples in order, images with channels last."""
-    if x.ndim == 2:
+    if x.ndim != 4:
         return np.ascontiguousarray(x[order])
     n, channels, height, width = x.shape
     out = np.empty((n, height, width, channels), dtype=x.dtype)

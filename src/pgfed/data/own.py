@@ -7,15 +7,21 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pgfed.data import folder, npz
-from pgfed.data.dataset import Dataset
+from pgfed.data.dataset import Dataset, Targets
+from pgfed.data.files import folder, npz
 from pgfed.errors import NOTES, UserError
 
 KINDS = ("npz", "folder")
 
 
 def load(
-    kind: str, path: str, root: Path | None, image_size: int | None, *, skip_bad: bool = False
+    kind: str,
+    path: str,
+    root: Path | None,
+    image_size: int | None,
+    *,
+    skip_bad: bool = False,
+    targets: Targets = "classes",
 ) -> Dataset:
     """Read own data, from this folder or from the data root.
 
@@ -24,7 +30,7 @@ def load(
     name = f"{kind}:{path}"
     place = _place(name, path, root)
     if kind == "npz":
-        return _npz(name, place)
+        return _npz(name, place, targets)
     images = read_folder(name, place, image_size, skip_bad=skip_bad)
     return Dataset.from_arrays(
         name,
@@ -34,6 +40,7 @@ def load(
         domain=images.site,
         split=images.split,
         class_names=images.class_names,
+        targets=targets,
     )
 
 
@@ -49,10 +56,10 @@ def _place(name: str, path: str, root: Path | None) -> Path:
     raise UserError(f"data.dataset: {name}: {here} does not exist{also}")
 
 
-def _npz(name: str, path: Path) -> Dataset:
+def _npz(name: str, path: Path, targets: Targets) -> Dataset:
     arrays = npz.read(path, ("x", "y"), ("client", "domain", "split", "class_names"))
     class_names = class_names_of(name, arrays)
-    return Dataset.from_arrays(name, **arrays, class_names=class_names)
+    return Dataset.from_arrays(name, **arrays, class_names=class_names, targets=targets)
 
 
 def class_names_of(name: str, arrays: dict[str, NDArray[Any]]) -> list[str] | None:

@@ -45,6 +45,11 @@ def partition(
             )
         owner = np.unique(dataset.client, return_inverse=True)[1].reshape(-1)
         return _by_owner(owner, int(owner.max()) + 1)
+    if dataset.targets != "classes" and kind not in ("iid", "domain"):
+        raise UserError(
+            f"data.partition: {kind!r} divides by classes, and {dataset.name} has "
+            f"{dataset.targets}; allowed: iid, domain, given"
+        )
     _check(dataset, clients, alpha, seed, min_samples)
     rng = RandomState(seed)
     if kind == "dirichlet":
@@ -208,9 +213,10 @@ def _domain(
                 f"{len(team)} clients of at least {max(1, min_samples)}; lower it or use fewer "
                 "clients"
             )
-        local = _dirichlet_rows(
-            rng, dataset.y[members], len(dataset.class_names), len(team), alpha, min_samples
-        )
+        y, classes = dataset.y[members], len(dataset.class_names)
+        if dataset.targets != "classes":  # sizes differ as they do within a class
+            y, classes = np.zeros(len(members), dtype=np.int64), 1
+        local = _dirichlet_rows(rng, y, classes, len(team), alpha, min_samples)
         owner[members] = team[local]
     return owner
 

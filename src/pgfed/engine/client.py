@@ -82,7 +82,7 @@ class ClientSide:
         attack = self.attack if client in self.attackers else None
         if attack is not None:
             data = attack.data(data, self.task.outputs)
-        new, update = self.algorithm.local_update(self.task.view(), state, message, data, rng)
+        new, update = self.algorithm.local_update(self.task.view(data), state, message, data, rng)
         if attack is not None:
             update = attack.update(update, self.algorithm.leaves, message, rng)
         return [new, update, {"round": round, "seconds": time.perf_counter() - began}]
@@ -90,6 +90,7 @@ class ClientSide:
     def score(self, client: int, round: int, state: State, public: Message) -> list[State]:
         """[the scores of the personalized model on the client's own test and validation data]."""
         theta = self._personal(client, round, state, public)
+        task = self.task.view(self.federation.train(client))
         scores: State = {}
         for name, data in (
             ("test", self.federation.test(client)),
@@ -97,10 +98,10 @@ class ClientSide:
         ):
             scores |= {f"{name}_n": len(data), f"{name}_loss": 0.0}
             if len(data):
-                found = self.task.score(theta, data)
+                found = task.score(theta, data)
                 scores[f"{name}_loss"] = found.loss
-                known = {k: float(v) for k, v in found.metrics.items() if v is not None}
-                scores |= {f"{name}_{metric}": value for metric, value in known.items()}
+                if found.score is not None:
+                    scores[f"{name}_score"] = float(found.score)
         return [scores]
 
     def personal(self, client: int, round: int, state: State, public: Message) -> list[State]:
@@ -108,15 +109,21 @@ class ClientSide:
         return [{"w": self._personal(client, round, state, public)}]
 
     def evidence(self, client: int, round: int, state: State, public: Message) -> list[State]:
-        """[what the personalized model gives for each test sample, and whether that is right]."""
+        """[what the personalized model gives for each test sample and what that came to, every
+        metric and fact that is defined]."""
         theta = self._personal(client, round, state, public)
         data = self.federation.test(client)
+        objective = self.task.view(self.federation.train(client)).objective
+        if not len(data):
+            return [{"outcome": torch.zeros(0)}, {}]
         pairs = self.task.predictions(theta, data)
-        judge = self.task.objective.outcomes
-        none = torch.zeros(0, self.task.outputs)
-        outputs = torch.cat([found for found, _ in pairs] or [none])
-        outcome = torch.cat([judge(found, y) for found, y in pairs] or [none[:, 0]])
-        return [{"outputs": outputs, "outcome": outcome.float()}]
+        outcomes = torch.cat([objective.outcomes(found, y).cpu() for found, y in pairs])
+        found: State = {"outcome": outcomes.float()}
+        if objective.targets != "masks":
+            found["outputs"] = torch.cat([outputs for outputs, _ in pairs])
+            found["target"] = torch.cat([y for _, y in pairs])
+        numbers = {**objective.scores(pairs), **objective.facts(pairs)}
+        return [found, {k: float(v) for k, v in numbers.items() if v is not None}]
 
     def share(self, client: int, round: int, state: State, message: Message) -> list[State]:
         """[what the client gives for the global model after the last round]."""
@@ -125,7 +132,7 @@ class ClientSide:
     def _personal(self, client: int, round: int, state: State, public: Message) -> Tensor:
         rng = Rng(self.seed, client, round)
         data = self.federation.train(client)
-        return self.algorithm.personal_model(self.task.view(), state, public, data, rng)
+        return self.algorithm.personal_model(self.task.view(data), state, public, data, rng)
 
 
 def _hint(algorithm: Algorithm, error: Exception) -> str:

@@ -143,9 +143,9 @@ def score_refusal(scores: State, objective: Objective) -> str | None:
             return f"{_shown(n)} {part} samples"
         if type(loss) is not float:
             return f"{part}_loss: {_shown(loss)} is not a number"
-        value = scores.get(f"{part}_{objective.metric}")
+        value = scores.get(f"{part}_score")
         if value is not None and (type(value) is not float or not low <= value <= high):
-            return f"{part}_{objective.metric}: {_shown(value)} is not between {low:g} and {high:g}"
+            return f"{part}_score: {_shown(value)} is not between {low:g} and {high:g}"
     return None
 
 

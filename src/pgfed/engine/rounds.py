@@ -25,7 +25,7 @@ from pgfed.methods.contract import Algorithm, FederationInfo
 from pgfed.methods.randomness import ServerRng, draw_cohort, further_seed
 from pgfed.methods.values import Kind, Message, State, Update
 
-CURVES = 1_000  # clients up to which the history keeps everybody's accuracy
+CURVES = 1_000  # clients up to which the history keeps everybody's score
 
 
 class Run:
@@ -83,7 +83,7 @@ class Run:
         self.validation_score = np.full(n, np.nan)
         self._unscored = np.ones(n, dtype=np.bool_)
         self.best_round = 0
-        self.best_score = -1.0
+        self.best_score = 0.0
         self.best_score_per_client = np.full(n, np.nan)
         self.last_scores = np.empty((0, n))  # of the last ten rounds, a row each
 
@@ -196,10 +196,10 @@ class Run:
                 dropped.append({"client": i, "reason": f"score: {reason}"})
                 continue
             if s["test_n"]:
-                self.score[i] = s.get(f"test_{objective.metric}", np.nan)
+                self.score[i] = s.get("test_score", np.nan)
                 self.loss[i] = s["test_loss"] / s["test_n"]
             if s["validation_n"]:
-                self.validation_score[i] = s.get(f"validation_{objective.metric}", np.nan)
+                self.validation_score[i] = s.get("validation_score", np.nan)
             self._unscored[i] = False
         mean = self._mean_of(self.score)
         if mean is not None and (self._is_best(mean) or self.algorithm.scored_last):
@@ -221,11 +221,7 @@ class Run:
         return scores if validation is None else {**scores, "mean_validation_score": validation}
 
     def _is_best(self, mean: float) -> bool:
-        if not self.best_round:
-            return True
-        if self.task.objective.more_is_better:
-            return mean > self.best_score
-        return mean < self.best_score
+        return not self.best_round or self.task.objective.primary.better(mean, self.best_score)
 
     def _mean_of(self, values: NDArray[np.float64]) -> float | None:
         """The mean over the honest clients that have a value; losses may be infinite."""
@@ -287,11 +283,11 @@ class Run:
         for i, (result,) in self._map("personal", wanted, public):
             yield i, result["w"]
 
-    def evidence(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(client, outputs, outcome): of its personalized model, per test sample; any order."""
+    def evidence(self) -> Iterator[tuple[int, State, State]]:
+        """(client, what its personalized model came to per test sample, its metrics); any order."""
         public = self.algorithm.public(self.server)
-        for i, (result,) in self._map("evidence", range(self.info.clients), public):
-            yield i, result["outputs"], result["outcome"]
+        for i, (found, numbers) in self._map("evidence", range(self.info.clients), public):
+            yield i, found, numbers
 
     def personal_model(self, client: int) -> Tensor:
         return dict(self.personal_models([client]))[client]

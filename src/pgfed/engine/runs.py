@@ -19,6 +19,7 @@ from pgfed.engine.backends.base import Backend, Serial
 from pgfed.engine.backends.process import Process
 from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.checkpoints import Checkpoints
+from pgfed.engine.objective import make_objective, targets_of, with_scaling
 from pgfed.engine.robust import make_mean
 from pgfed.engine.rounds import Run
 from pgfed.engine.store import ClientStore
@@ -27,6 +28,7 @@ from pgfed.methods.contract import Algorithm
 from pgfed.methods.registry import BASELINE
 from pgfed.model.layout import Layout
 from pgfed.model.networks import Factory, default_model, make_task
+from pgfed.model.objectives import Objective
 
 FEW_SITES = 10  # fewer than this take part in every round, unless the experiment says otherwise
 DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -41,6 +43,7 @@ class Setup:
     methods: dict[str, Algorithm]  # by the name of their folder
     model: str | Factory
     layout: Layout
+    objective: Objective
     frozen: str | None = None  # the SHA-256 of what is never trained, under the first seed
 
     @property
@@ -51,7 +54,13 @@ class Setup:
     def backend(self) -> Backend:
         engine, head = self.experiment.engine, self.experiment.model.head
         if engine.backend == "serial":
-            return Serial(self.federation, self.model, device=engine.device, head=head)
+            return Serial(
+                self.federation,
+                self.model,
+                device=engine.device,
+                head=head,
+                objective=self.objective,
+            )
         if engine.backend == "ray":
             from pgfed.engine.backends.ray import Ray
 
@@ -62,9 +71,15 @@ class Setup:
                 address=engine.address,
                 device=engine.device,
                 head=head,
+                objective=self.objective,
             )
         return Process(
-            self.federation, self.model, workers=engine.workers, device=engine.device, head=head
+            self.federation,
+            self.model,
+            workers=engine.workers,
+            device=engine.device,
+            head=head,
+            objective=self.objective,
         )
 
     @property
@@ -109,7 +124,7 @@ def prepare(
     _check_device(experiment.engine.device)
     data = experiment.data
     if federation is None:
-        federation, data = load_federation(data, data_root, format=experiment.format)
+        federation, data = load_federation(experiment, data_root)
     asked, experiment = experiment, with_cohort(experiment, federation)
     _say_sites(asked, experiment, federation, data)
     if experiment.output.keep == "best" and not federation.n_validation.any():
@@ -117,6 +132,11 @@ def prepare(
             "output.keep: found 'best', which is chosen on validation data, and there is none; "
             "set data.validation_share above 0, or keep = 'last'"
         )
+    table = with_scaling(experiment.task, federation)
+    objective = make_objective(table, federation.class_names)
+    if experiment.attack.kind == "label-flip" and not objective.classifies:
+        raise UserError("attack.kind: 'label-flip' needs classes; choose another")
+    table = replace(table, metric=objective.metric)
     name = experiment.model.name or default_model(federation.input_shape)
     task = make_task(
         model or name,
@@ -125,13 +145,22 @@ def prepare(
         seed=experiment.seeds[0],
         example=federation.example(),
         head=experiment.model.head,
+        objective=objective,
     )
     for algorithm in methods.values():
         algorithm.check_model(task)
     resolved = replace(
-        experiment, format=FORMAT, data=data, model=replace(experiment.model, name=name)
+        experiment, format=FORMAT, data=data, task=table, model=replace(experiment.model, name=name)
     )
-    return Setup(resolved, federation, methods, model or name, task.layout, task.frozen_digest)
+    return Setup(
+        resolved,
+        federation,
+        methods,
+        model or name,
+        task.layout,
+        objective,
+        task.frozen_digest,
+    )
 
 
 def with_cohort(experiment: Experiment, federation: Federation) -> Experiment:
@@ -160,15 +189,22 @@ def _say_sites(
     NOTES.info(f"{asked.data.dataset}: {', '.join(said)} ({change})")
 
 
-def load_federation(data: Data, root: Path, *, format: int = FORMAT) -> tuple[Federation, Data]:
-    """The clients' data, and the table that names it completely; ``format``: of the experiment."""
+def load_federation(experiment: Experiment, root: Path) -> tuple[Federation, Data]:
+    """The clients' data, and the [data] table that names it completely."""
+    data = experiment.data
     if data.dataset == IN_MEMORY:
         raise UserError(
             "data.dataset: 'memory' was a run on arrays passed from Python, which a file cannot "
             "repeat; save them with numpy.savez and use npz:PATH"
         )
-    dataset = datasets.load(data.dataset, root, image_size=data.image_size, skip_bad=data.skip_bad)
-    federation, resolved = divide(dataset, data, format=format)
+    dataset = datasets.load(
+        data.dataset,
+        root,
+        image_size=data.image_size,
+        skip_bad=data.skip_bad,
+        targets=targets_of(experiment.task),
+    )
+    federation, resolved = divide(dataset, data, format=experiment.format)
     return federation, replace(resolved, dataset=_absolute(data.dataset, root))
 
 
@@ -176,7 +212,9 @@ def divide(dataset: Dataset, data: Data, *, format: int = FORMAT) -> tuple[Feder
     """Divide a data set among clients as the table says; the table with what it left open."""
     # 0.1 saw nothing but domains in a folder's sites.
     named = dataset.client is not None and not (format == 1 and data.dataset.startswith("folder:"))
-    kind = data.partition or ("given" if named else "dirichlet")
+    kind = data.partition
+    if kind is None:
+        kind = "given" if named else "dirichlet" if dataset.targets == "classes" else "iid"
     federation = build(
         dataset,
         partition=kind,
@@ -333,5 +371,8 @@ def _is_best(run: Run) -> bool:
 
     Never for a method that has one result, at the end.
     """
-    *before, last = [record.get("mean_validation_score", -1.0) for record in run.history]
-    return not run.algorithm.scored_last and last > max(before, default=-1.0)
+    *before, last = [record.get("mean_validation_score") for record in run.history]
+    if run.algorithm.scored_last or last is None:
+        return False
+    better = run.task.objective.primary.better
+    return all(better(last, score) for score in before if score is not None)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pgfed.errors import UserError, first_line, unknown
-from pgfed.model.objectives import CLASSES, Objective
+from pgfed.model.kinds import CLASSES
+from pgfed.model.objectives import Objective
 from pgfed.model.task import Task
 from pgfed.modules import load_object
 

@@ -5,23 +5,47 @@ An objective knows the loss and the metrics of a task; a method knows neither cl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
+
+from pgfed.data.dataset import Targets
+from pgfed.model import metrics
+from pgfed.model.metrics import Kind, Metric
 
 Pairs = Sequence[tuple[Tensor, Tensor]]  # (outputs, targets) of batches, all of one client's set
 
 
 class Objective:
-    """The base of all objectives; what a subclass must say is `loss`, `scores` and `metric`."""
+    """The base of all objectives; what one of your own must say is `loss`, `scores` and `metric`.
 
-    metric: str = "loss"  # the primary one: a key of what `scores` gives
+    ``metric`` is the primary one: a key of what `scores` gives. `outputs` of a model are passed
+    through `reduced` before they are scored.
+    """
+
+    targets: ClassVar[Targets] = "classes"  # the form that the data's targets must have
+    classifies: ClassVar[bool] = False  # outputs are one number for each class
+    metric: str = "loss"
     more_is_better: bool = False
     bounds: tuple[float, float] = (float("-inf"), float("inf"))  # of the primary metric
-    unit: str = ""  # of the primary metric; "share": a fraction, shown in percent
-    classifies: bool = False  # outputs are one number for each class, targets the classes' numbers
+    unit: metrics.Unit = "number"  # of the primary metric; "share": a fraction, shown in percent
+
+    @property
+    def primary(self) -> Metric:
+        """The primary metric as reports know it."""
+        low, high = self.bounds
+        return Metric(self.metric, self.metric, self.more_is_better, low, high, self.unit)
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics that are scored, the primary one first."""
+        return [self.metric]
+
+    # -- what is minimised
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean over the batch."""
@@ -35,47 +59,84 @@ class Objective:
         """The sum over the batch."""
         return self.losses(outputs, targets).sum()
 
+    def at(self, targets: Tensor) -> Objective:
+        """This objective for a client with these training targets."""
+        return self
+
+    # -- how it is judged
+
+    def reduced(self, outputs: Tensor) -> Tensor:
+        """As much of a batch's outputs as scoring needs."""
+        return outputs
+
     def scores(self, pairs: Pairs) -> dict[str, float | None]:
         """Every metric over one client's whole set; None where it is undefined."""
         raise NotImplementedError
+
+    def score(self, pairs: Pairs) -> float | None:
+        """The primary metric alone."""
+        return self.scores(pairs)[self.metric]
+
+    def facts(self, pairs: Pairs) -> dict[str, float]:
+        """What else a reader should know of a model on a client's set."""
+        return {}
 
     def outcomes(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """What each sample came to, for evidence: right or wrong, an error."""
         return self.losses(outputs, targets)
 
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """What the model says in terms of the data: probabilities, values, masks."""
+        return outputs
 
-class Classes(Objective):
-    """One of K classes: cross-entropy, judged by accuracy."""
 
-    metric = "accuracy"
-    more_is_better = True
-    bounds = (0.0, 1.0)
-    unit = "share"
-    classifies = True
+class BuiltIn(Objective):
+    """What the kinds of `pgfed.model.kinds` have in common: metrics and outputs by name."""
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, targets)
+    kind: Kind
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, targets, reduction="none")
+    def __init__(
+        self, outputs: Sequence[str], metric: str | None = None, also: Sequence[str] | None = None
+    ) -> None:
+        standard = metrics.BY_KIND[self.kind]
+        self.outputs = tuple(outputs)
+        self._primary = metrics.check("task.metric", metric or standard[0], self.kind)
+        for name in also or ():
+            metrics.check("task.metrics", name, self.kind)
+        metrics.check_unique(also or ())
+        self.metric = self._primary.name
+        self.more_is_better = self._primary.more_is_better
+        self.bounds = (self._primary.low, self._primary.high)
+        self.unit = self._primary.unit
+        others = standard if also is None else also
+        self._names = [self.metric, *(name for name in others if name != self.metric)]
 
-    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        # Not the sum of `losses`, which adds up in another order.
-        return F.cross_entropy(outputs, targets, reduction="sum")
+    @property
+    def primary(self) -> Metric:
+        return self._primary
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._names)
 
     def scores(self, pairs: Pairs) -> dict[str, float | None]:
-        right = sum_of(self.outcomes(outputs, targets) for outputs, targets in pairs)
-        samples = sum(len(targets) for _, targets in pairs)
-        return {self.metric: right / samples if samples else None}
+        return self._scores(self._names, pairs)
 
-    def outcomes(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return outputs.argmax(1) == targets
+    def score(self, pairs: Pairs) -> float | None:
+        return self._scores([self.metric], pairs)[self.metric]
 
+    def _scores(self, names: Sequence[str], pairs: Pairs) -> dict[str, float | None]:
+        predicted, targets = self._joined(pairs)
+        return self._computed(names, predicted, targets)
 
-def sum_of(values: Iterable[Tensor]) -> int:
-    """How many are true; the device is asked once."""
-    counts = [value.sum() for value in values]
-    return int(torch.stack(counts).sum()) if counts else 0
+    def _joined(self, pairs: Pairs) -> tuple[NDArray[Any], NDArray[Any]]:
+        """All predictions, and all targets, as arrays of double precision."""
+        if not pairs:
+            return np.zeros((0, len(self.outputs))), np.zeros(0)
+        predicted = torch.cat([self.predictions(outputs.double()) for outputs, _ in pairs])
+        return predicted.cpu().numpy(), torch.cat([y for _, y in pairs]).cpu().numpy()
 
-
-CLASSES = Classes()
+    def _computed(
+        self, names: Sequence[str], predicted: NDArray[Any], targets: NDArray[Any]
+    ) -> dict[str, float | None]:
+        raise NotImplementedError

@@ -18,9 +18,12 @@ from torch import Tensor, nn
 from pgfed.data.federation import Shard
 from pgfed.errors import UserError, first_line
 from pgfed.model.flat import FlatModule, Stepped
-from pgfed.model.objectives import CLASSES, Objective
+from pgfed.model.kinds import CLASSES
+from pgfed.model.objectives import Objective
 
 EVALUATION_BATCH = 512
+LARGE = 2**16  # numbers in an input, beyond which fewer are taken at a time
+LARGE_BATCH = 16
 GRADIENT_BATCH = 256
 
 
@@ -36,13 +39,7 @@ class Scores:
 
     n: int
     loss: float  # the sum over the samples
-    metrics: dict[str, float | None]
-    metric: str  # the primary one
-
-    @property
-    def score(self) -> float | None:
-        """The primary metric; None where it is undefined."""
-        return self.metrics[self.metric]
+    score: float | None  # the primary metric; None where it is undefined
 
 
 class Task(FlatModule):
@@ -95,10 +92,12 @@ class Task(FlatModule):
 
     # -- one client's view ---------------------------------------------------------------------
 
-    def view(self) -> Self:
-        """This task for one client's work. What is particular to a client belongs to its view,
-        and no method knows of it."""
-        return copy.copy(self)
+    def view(self, train: Shard) -> Self:
+        """This task for the work of the client with this training data. What is particular to a
+        client, as the weights of its classes, belongs to its view, and no method knows of it."""
+        own = copy.copy(self)
+        own.objective = self.objective.at(train.y)
+        return own
 
     @property
     def home(self) -> Task:
@@ -249,21 +248,24 @@ class Task(FlatModule):
 
     @torch.no_grad()
     def predictions(self, theta: Tensor, data: Shard) -> list[tuple[Tensor, Tensor]]:
-        """(outputs, targets) over all of ``data``, batch by batch."""
-        pairs = []
-        for start in range(0, len(data), EVALUATION_BATCH):
-            x, y = data.batch(slice(start, min(start + EVALUATION_BATCH, len(data))))
-            pairs.append((self.logits(theta, x), y))
-        return pairs
+        """(outputs as scoring needs them, targets) over all of ``data``, batch by batch."""
+        return [(self.objective.reduced(out), y) for out, y in self._outputs_of(theta, data)]
+
+    def _outputs_of(self, theta: Tensor, data: Shard) -> Iterator[tuple[Tensor, Tensor]]:
+        size = EVALUATION_BATCH if data.x[:1].numel() <= LARGE else LARGE_BATCH
+        for start in range(0, len(data), size):
+            x, y = data.batch(slice(start, min(start + size, len(data))))
+            yield self.logits(theta, x), y
 
     @torch.no_grad()
     def score(self, theta: Tensor, data: Shard) -> Scores:
-        """Loss and metrics over all of ``data``."""
-        pairs = self.predictions(theta, data)
+        """Loss and primary metric over all of ``data``."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for outputs, targets in pairs:
+        pairs = []
+        for outputs, targets in self._outputs_of(theta, data):
             loss += self.objective.total(outputs, targets).double()
-        return Scores(len(data), float(loss), self.objective.scores(pairs), self.objective.metric)
+            pairs.append((self.objective.reduced(outputs), targets))
+        return Scores(len(data), float(loss), self.objective.score(pairs))
 
     def loss(self, theta: Tensor, data: Shard) -> float:
         """The mean loss over all of ``data``."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pgfed.data.federation import Federation
+from pgfed.errors import UserError
 from pgfed.report.figures.specification import BLUE
 from pgfed.report.images.drawing import blank, check_format, styled, write
 
@@ -16,7 +17,10 @@ MAX_CLIENTS = 200  # beyond this dots can no longer be told apart
 def distribution_figure(federation: Federation, path: Path) -> Path:
     """Save a figure of clients by classes, a dot's area the number of samples (PNG, SVG, PDF)."""
     check_format(path)
-    counts = federation.counts()[:MAX_CLIENTS]
+    counts = federation.counts()
+    if counts is None:
+        raise UserError(f"--figure: {federation.name} has {federation.targets}; allowed: classes")
+    counts = counts[:MAX_CLIENTS]
     clients, classes = counts.shape
     width, height = np.clip([clients * 0.22 + 2.0, classes * 0.22 + 1.4], 4.0, 24.0)
     with styled():

@@ -29,7 +29,7 @@ from pgfed.report.tables.cells import Table
 from pgfed.report.tables.matrix import matrix as matrix_table
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
-from pgfed.results.formats import count, size, travelling
+from pgfed.results.formats import axis, count, factor, size, travelling
 from pgfed.results.runs import RunData
 from pgfed.results.verdict import judge
 from pgfed.version import __version__
@@ -126,7 +126,7 @@ def _parts(group: Group, style: Style, prefix: str) -> list[Part]:
             "learning",
             "How fast, and for how many bytes",
             present(curves(group, style)),
-            filled(("Rounds to an accuracy", results.speed(group))),
+            filled(("Rounds to a score", results.speed(group))),
         ),
         Part(
             "clients",
@@ -242,8 +242,10 @@ def _clients(group: Group) -> dict[str, Any]:
             for row in known.counts[few]
         ]
 
-    def percents(values: stats.Floats) -> list[float | None]:
-        return [None if np.isnan(v) else round(100 * float(v), 1) for v in values[few]]
+    scale, digits = factor(group.metric), 1 if group.metric.unit == "share" else 4
+
+    def shown(values: stats.Floats) -> list[float | None]:
+        return [None if np.isnan(v) else round(scale * float(v), digits) for v in values[few]]
 
     methods = []
     for method in group.methods:
@@ -252,11 +254,11 @@ def _clients(group: Group) -> dict[str, Any]:
         methods.append(
             {
                 "label": method.label,
-                "last10": percents(stats.mean_over_seeds(method.scores("last10"))),
-                "best": percents(stats.mean_over_seeds(method.scores("best"))),
-                "gain": None if gain is None else percents(gain.per_client),
+                "last10": shown(stats.mean_over_seeds(method.scores("last10"))),
+                "best": shown(stats.mean_over_seeds(method.scores("best"))),
+                "gain": None if gain is None else shown(gain.per_client),
                 "rounds": None if curves is None else curves[0],
-                "curves": None if curves is None else [percents(row) for row in curves[1]],
+                "curves": None if curves is None else [shown(row) for row in curves[1]],
             }
         )
     return {
@@ -265,6 +267,8 @@ def _clients(group: Group) -> dict[str, Any]:
         "n_train": known.n_train[few].tolist(),
         "n_test": known.n_test[few].tolist(),
         "classes": classes,
+        "axis": axis(group.metric),
+        "digits": {"share": 1, "number": 3, "target": 2}[group.metric.unit],
         "methods": methods,
     }
 

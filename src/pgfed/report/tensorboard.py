@@ -27,7 +27,7 @@ from pgfed.results.statistics import Floats
 FOLDER = "tensorboard"  # in the run folder
 IMAGE = 400  # pixels that the matrix A has at least
 LAST_TAG = "seconds/round"  # a round that has it is complete
-BINS = np.linspace(0, 1, 21)  # of accuracies
+BINS = np.linspace(0, 1, 21)  # of scores that lie between 0 and 1
 
 
 class TensorBoard(Callback):
@@ -40,7 +40,7 @@ class TensorBoard(Callback):
         self._folder = folder / FOLDER
         self._order = np.argsort(-setup.federation.n_train, kind="stable")
         self._honest = np.ones(len(setup.federation), dtype=np.bool_)
-        self._alone: dict[tuple[int, int], Floats] = {}  # seed and round: Local's accuracies
+        self._alone: dict[tuple[int, int], Floats] = {}  # seed and round: Local's scores
         self._method, self._seed = "", 0
         self._run: Run | None = None
         self._writer: Any = None
@@ -89,7 +89,7 @@ class TensorBoard(Callback):
         self._writer = self._writers.SummaryWriter(str(folder))
         for record in history:
             if method == BASELINE:
-                self._remember(record["round"], _accuracies(record))
+                self._remember(record["round"], _scores(record))
             events = known.get(record["round"], {})
             if LAST_TAG in events:
                 for event in events.values():
@@ -113,10 +113,10 @@ class TensorBoard(Callback):
         """One round; ``run``: as it is right after it, None when told from the history."""
         t = record["round"]
         scored = record["mean_score"] is not None
-        accuracies = run.score if run is not None and scored else _accuracies(record)
+        scores = run.score if run is not None and scored else _scores(record)
         scalars = {
-            "accuracy/mean": record["mean_score"],
-            "accuracy/validation": record.get("mean_validation_score"),
+            "score/mean": record["mean_score"],
+            "score/validation": record.get("mean_validation_score"),
             "loss/mean": record["mean_loss"],
             "bytes/down": record["bytes_down"],
             "bytes/up": record["bytes_up"],
@@ -124,29 +124,34 @@ class TensorBoard(Callback):
             "clients/counted": len(
                 set(record["cohort"]) - {drop["client"] for drop in record["dropped"]}
             ),
-            "speed/images_per_second": record["samples"] / max(record["train_seconds"], 1e-9),
+            "speed/samples_per_second": record["samples"] / max(record["train_seconds"], 1e-9),
         }
-        if accuracies is not None:
-            scalars |= self._of_clients(t, accuracies)
+        if scores is not None:
+            scalars |= self._of_clients(t, scores)
         if run is not None and scored:
             scalars |= self._matrix(t, run.alpha())
         for tag, value in {**scalars, LAST_TAG: record["seconds"]}.items():
             if value is not None:
                 self._writer.add_scalar(tag, value, t)
 
-    def _of_clients(self, t: int, accuracies: Floats) -> dict[str, float]:
-        """The histogram of the clients' accuracies; what else is known of them."""
+    def _of_clients(self, t: int, scores: Floats) -> dict[str, float]:
+        """The histogram of the clients' scores; what else is known of them."""
         if self._method == BASELINE:
-            self._remember(t, accuracies)
+            self._remember(t, scores)
         honest = self._honest
-        known = honest & ~np.isnan(accuracies)
+        known = honest & ~np.isnan(scores)
         if not known.any():
             return {}
-        self._writer.add_histogram("accuracy/clients", accuracies[known], t, bins=BINS)
-        found = {"accuracy/worst_tenth": stats.worst_tenth(accuracies[known])}
+        metric = self._setup.objective.primary
+        bins: Any = BINS if metric.bounded else "auto"
+        self._writer.add_histogram("score/clients", scores[known], t, bins=bins)
+        worst = metric.sign * stats.worst_tenth(metric.sign * scores[known])
+        found = {"score/worst_tenth": worst}
         alone = self._alone.get((self._seed, t))
         if alone is not None and self._method != BASELINE:
-            gain = stats.individual_gain(accuracies[None, honest], alone[None, honest])
+            gain = stats.individual_gain(
+                metric.sign * scores[None, honest], metric.sign * alone[None, honest]
+            )
             found |= {
                 "gain/mean": gain.mean,
                 "gain/worst_tenth": gain.worst_decile,
@@ -154,9 +159,9 @@ class TensorBoard(Callback):
             }
         return found
 
-    def _remember(self, t: int, accuracies: Floats | None) -> None:
-        if accuracies is not None:
-            self._alone[self._seed, t] = accuracies.copy()
+    def _remember(self, t: int, scores: Floats | None) -> None:
+        if scores is not None:
+            self._alone[self._seed, t] = scores.copy()
 
     def _matrix(self, t: int, alpha: dict[str, Any] | None) -> dict[str, float]:
         """The change of A as an image, clients by size; and what its colours mean."""
@@ -188,7 +193,7 @@ def _rgb(colour: str) -> tuple[int, ...]:
     return tuple(bytes.fromhex(colour.removeprefix("#")))
 
 
-def _accuracies(record: dict[str, Any]) -> Floats | None:
+def _scores(record: dict[str, Any]) -> Floats | None:
     """Per client, where the history has them."""
     found = record.get("client_score")
     return None if found is None else np.array(found, dtype=np.float64)

@@ -17,7 +17,7 @@ from pgfed.results.statistics import Comparison
 from pgfed.results.verdict import judge
 
 CSV_COLUMNS = (
-    *("federation", "method", "seeds", "last10", "last10_std", "best", "best_std"),
+    *("federation", "method", "seeds", "metric", "last10", "last10_std", "best", "best_std"),
     *("gain", "gain_low", "gain_high", "gain_std_clients", "gain_worst_decile"),
     *("clients_gained", "clients_lost", "clients_unchanged"),
     *("over_control", "over_control_low", "over_control_high"),
@@ -34,7 +34,7 @@ def all_tables(groups: Sequence[Group]) -> Iterator[tuple[str, Table]]:
             "Results": results.results(group),
             "What a method's own objective adds": results.control(group),
             "Gain over Local": clients.gains(group),
-            "Rounds to an accuracy": results.speed(group),
+            "Rounds to a score": results.speed(group),
             "By domain": clients.domains(group),
             "The matrix A": matrix.matrix(group),
             "Site by site": federation.sites(group),
@@ -102,9 +102,9 @@ def comma_separated(groups: Sequence[Group]) -> str:
             over_local = None if gain is None or local is None else group.compare(method, local)
             over_control = None if other is None else group.compare(method, other)
             writer.writerow(
-                [group.title, method.label, " ".join(map(str, method.seeds))]
-                + _numbers(*stats.mean_std(method.accuracy("last10")))
-                + _numbers(*stats.mean_std(method.accuracy("best")))
+                [group.title, method.label, " ".join(map(str, method.seeds)), group.metric.name]
+                + _numbers(*stats.mean_std(method.means("last10")))
+                + _numbers(*stats.mean_std(method.means("best")))
                 + _csv_interval(over_local)
                 + (["", ""] if gain is None else _numbers(gain.std, gain.worst_decile))
                 + ([""] * 3 if gain is None else [gain.gained, gain.harmed, gain.unchanged])

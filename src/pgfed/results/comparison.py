@@ -12,6 +12,7 @@ import numpy as np
 
 from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
+from pgfed.model.metrics import Metric
 from pgfed.results import statistics as stats
 from pgfed.results.formats import count
 from pgfed.results.history import troubles
@@ -23,10 +24,10 @@ Score = Literal["last10", "best", "final"]
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy over the scored rounds."""
+    """The mean score over the scored rounds."""
 
     rounds: list[int]
-    accuracy: list[float]
+    score: list[float]
     sent: list[float]  # bytes so far
 
 
@@ -63,13 +64,17 @@ class Method:
         chosen = self.seeds if seeds is None else seeds
         return np.array([getattr(self.runs[seed], which) for seed in chosen])
 
-    def accuracy(self, which: Score) -> list[float]:
-        """Mean over the clients, per seed."""
+    def means(self, which: Score) -> list[float]:
+        """Over the clients, per seed."""
         return [float(np.nanmean(row)) for row in self.scores(which) if not np.isnan(row).all()]
+
+    def medians(self, which: Score) -> list[float]:
+        """Over the clients, per seed."""
+        return [float(np.nanmedian(row)) for row in self.scores(which) if not np.isnan(row).all()]
 
     @property
     def sound(self) -> bool:
-        """Whether its accuracies are those of trained models, under every seed."""
+        """Whether its scores are those of trained models, under every seed."""
         return all(run.history.health.sound for run in self.runs.values())
 
     def troubles(self) -> list[str]:
@@ -87,10 +92,10 @@ class Method:
 
     def curve(self, seed: int) -> Curve:
         history = self.runs[seed].history
-        scored = [k for k, a in enumerate(history.accuracy) if a is not None]
+        scored = [k for k, a in enumerate(history.score) if a is not None]
         return Curve(
             rounds=[history.rounds[k] for k in scored],
-            accuracy=[a for a in history.accuracy if a is not None],
+            score=[a for a in history.score if a is not None],
             sent=[history.sent[k] for k in scored],
         )
 
@@ -103,7 +108,7 @@ class Method:
         pairs = list(zip(curves, at, strict=True))
         return Curve(
             rounds=common,
-            accuracy=np.mean([[c.accuracy[k] for k in ks] for c, ks in pairs], axis=0).tolist(),
+            score=np.mean([[c.score[k] for k in ks] for c, ks in pairs], axis=0).tolist(),
             sent=np.mean([[c.sent[k] for k in ks] for c, ks in pairs], axis=0).tolist(),
         )
 
@@ -133,6 +138,11 @@ class Group:
         return self.folders[0].clients
 
     @property
+    def metric(self) -> Metric:
+        """What all its runs are judged by."""
+        return self.folders[0].metric
+
+    @property
     def attacked(self) -> bool:
         """Whether some clients of some run simulated an attack."""
         return any(run.attackers for method in self.methods for run in method.runs.values())
@@ -153,13 +163,15 @@ class Group:
         return any(self.control(other) is method for other in self.methods)
 
     def compare(self, a: Method, b: Method) -> Comparison | None:
-        """a - b over the clients and the seeds that both have, on the last ten rounds."""
+        """How much better a is than b, over the clients and the seeds that both have, on the last
+        ten rounds."""
         seeds = tuple(sorted(a.runs.keys() & b.runs.keys()))
         if not seeds:
             return None
         if seeds not in self._paired:
             have = [m for m in self.methods if m.runs.keys() >= set(seeds)]
-            self._paired[seeds] = Paired({m.label: m.scores("last10", seeds) for m in have})
+            sign = self.metric.sign
+            self._paired[seeds] = Paired({m.label: sign * m.scores("last10", seeds) for m in have})
         found = self._paired[seeds].difference(a.label, b.label)
         return None if np.isnan(found.mean) else found
 
@@ -171,7 +183,10 @@ class Group:
         seeds = sorted(method.runs.keys() & local.runs.keys())
         if not seeds:
             return None
-        gain = stats.individual_gain(method.scores(which, seeds), local.scores(which, seeds))
+        sign = self.metric.sign
+        gain = stats.individual_gain(
+            sign * method.scores(which, seeds), sign * local.scores(which, seeds)
+        )
         return None if np.isnan(gain.mean) else gain
 
     def helpfulness(self, method: Method, run: SeedRun) -> Helpfulness | None:
@@ -188,8 +203,9 @@ class Group:
     @cached_property
     def ranked(self) -> list[Method]:
         """The methods by their last ten rounds, best first; those without a score left out."""
-        scored = [method for method in self.methods if method.accuracy("last10")]
-        return sorted(scored, key=lambda m: -float(np.mean(m.accuracy("last10"))))
+        scored = [method for method in self.methods if method.means("last10")]
+        sign = self.metric.sign
+        return sorted(scored, key=lambda m: -sign * float(np.mean(m.means("last10"))))
 
 
 def different_settings(a: Method, b: Method) -> list[str]:
@@ -222,7 +238,9 @@ def group(folders: Sequence[RunData]) -> list[Group]:
             raise UserError(f"{path}: given twice; allowed: each run folder once")
     by_data: dict[str, list[RunData]] = {}
     for folder in folders:
-        by_data.setdefault(folder.fingerprint or str(folder.path), []).append(folder)
+        # Judged by another number they cannot be compared, though the data be the same.
+        key = f"{folder.metric.name} {folder.fingerprint or folder.path}"
+        by_data.setdefault(key, []).append(folder)
     titles = [_title(members[0]) for members in by_data.values()]
     groups = []
     for title, members in zip(titles, by_data.values(), strict=True):

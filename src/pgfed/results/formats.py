@@ -6,18 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pgfed.model.metrics import ACCURACY, Metric
 from pgfed.results.statistics import Comparison, Correlation
 
 NONE = "–"
 
 
 def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
-
-
-def points(share: float | None) -> str:
-    """A difference of shares, in percentage points, with its sign."""
-    return "–" if share is None else f"{100 * share:+.1f}"
+    return NONE if share is None else f"{100 * share:.1f} %"
 
 
 def size(count: float) -> str:
@@ -55,50 +51,111 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86_400:.1f} days"
 
 
+def sentence(text: str) -> str:
+    """With a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-# -- differences and probabilities --------------------------------------------------------------
+# -- scores and their differences -----------------------------------------------------------------
 
 
-def signed(share: float, digits: int = 1) -> str:
-    """A difference of shares in percentage points, with a real minus sign."""
-    if math.isnan(share):
+def factor(metric: Metric) -> float:
+    """Shares are shown in percent."""
+    return 100.0 if metric.unit == "share" else 1.0
+
+
+def score(value: float | None, metric: Metric) -> str:
+    """A score with its unit."""
+    text = bare(value, metric)
+    return f"{text} %" if metric.unit == "share" and text != NONE else text
+
+
+def bare(value: float | None, metric: Metric) -> str:
+    """A score where its unit is known."""
+    if value is None or math.isnan(value):
         return NONE
-    text = f"{100 * share:+.{digits}f}".replace("-", "−")
-    return text.replace("−0." + "0" * digits, "+0." + "0" * digits)  # no negative zero
+    match metric.unit:
+        case "share":
+            return f"{100 * value:.1f}"
+        case "number":
+            return f"{value:.3f}".replace("-", "−")
+        case "target":
+            return f"{value:,.4g}".replace("-", "−")
 
 
-def between(found: Comparison) -> str:
+def gain(value: float | None, metric: Metric, digits: int = 1) -> str:
+    """A gain with its sign, a real minus: in percentage points, or in the metric's unit.
+
+    ``digits``: of points.
+    """
+    if value is None or math.isnan(value):
+        return NONE
+    match metric.unit:
+        case "share":
+            text = f"{100 * value:+.{digits}f}"
+        case "number":
+            text = f"{value:+.{digits + 2}f}"
+        case "target":
+            text = f"{value:+,.3g}"
+    zero = not any(sign in "123456789" for sign in text)
+    return text.replace("-", "+" if zero else "−")  # no negative zero
+
+
+def share_gain(value: float | None) -> str:
+    """A gain of a share, in percentage points."""
+    return gain(value, ACCURACY)
+
+
+def points(metric: Metric) -> str:
+    """What a gain is counted in, after the number."""
+    return " points" if metric.unit == "share" else ""
+
+
+def axis(metric: Metric) -> str:
+    return f"{metric.title} in %" if metric.unit == "share" else metric.title
+
+
+def gain_axis(metric: Metric) -> str:
+    return "gain in points" if metric.unit == "share" else f"gain in {metric.title}"
+
+
+def between(found: Comparison, metric: Metric) -> str:
     """Its 95 % interval in words."""
-    digits = _digits(found)
-    return f"95 % interval {signed(found.low, digits)} to {signed(found.high, digits)}"
+    digits = _digits(found, metric)
+    return f"95 % interval {gain(found.low, metric, digits)} to {gain(found.high, metric, digits)}"
 
 
-def difference(found: Comparison) -> str:
-    return signed(found.mean, _digits(found))
+def difference(found: Comparison, metric: Metric) -> str:
+    return gain(found.mean, metric, _digits(found, metric))
 
 
-def bracketed(found: Comparison) -> str:
+def bracketed(found: Comparison, metric: Metric) -> str:
     """A difference with its interval, for tables."""
-    digits = _digits(found)
-    return (
-        f"{signed(found.mean, digits)} [{signed(found.low, digits)}, {signed(found.high, digits)}]"
-    )
+    digits = _digits(found, metric)
+    mean, low, high = (gain(v, metric, digits) for v in (found.mean, found.low, found.high))
+    return f"{mean} [{low}, {high}]"
 
 
-def _digits(found: Comparison) -> int:
+def _digits(found: Comparison, metric: Metric) -> int:
     """Small differences need a second digit to tell their interval from zero."""
-    return 2 if abs(found.mean) < 0.0095 else 1
+    return 2 if metric.bounded and abs(found.mean) < 0.0095 else 1
 
 
-def meaning(found: Comparison) -> str:
+def meaning(found: Comparison, metric: Metric) -> str:
     """Whether the interval leaves out zero, and whether it matters."""
     if not found.clear:
         return "no measurable difference"
     word = "better" if found.mean > 0 else "worse"
-    return f"{word}, by less than half a point" if abs(found.mean) < 0.005 else word
+    if metric.unit == "share" and abs(found.mean) < 0.005:
+        return f"{word}, by less than half a point"
+    return word
+
+
+# -- probabilities --------------------------------------------------------------------------------
 
 
 def probability(p: float) -> str:

@@ -40,7 +40,7 @@ class Health:
 
     @property
     def sound(self) -> bool:
-        """Whether accuracies are those of trained models."""
+        """Whether scores are those of trained models."""
         return not self.diverged and (not self.asked or len(self.refused) < self.asked)
 
 
@@ -63,7 +63,7 @@ class History:
 
     records: list[Record]
     rounds: list[int]
-    accuracy: list[float | None]
+    score: list[float | None]
     sent: list[float]  # bytes in both directions, up to and with this round
     samples: int
     train_seconds: float
@@ -71,7 +71,7 @@ class History:
     dropped: list[tuple[int, int, str]]  # round, client, reason
     health: Health
     left_out: list[tuple[int, int]]  # round, client: by the aggregation, not refused
-    clients: Floats | None  # scored rounds x clients: accuracies, where the history has them
+    clients: Floats | None  # scored rounds x clients: scores, where the history has them
     sites: dict[int, Site]  # by client; of a federation over Flower
 
 
@@ -83,7 +83,7 @@ def history_of(records: list[Record], where: object = "history") -> History:
         return History(
             records=records,
             rounds=[int(r["round"]) for r in records],
-            accuracy=[None if (a := r["mean_score"]) is None else float(a) for r in records],
+            score=[None if (a := r["mean_score"]) is None else float(a) for r in records],
             sent=sent.tolist(),
             samples=sum(int(r["samples"]) for r in records),
             train_seconds=sum(float(r["train_seconds"]) for r in records),

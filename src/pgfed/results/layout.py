@@ -16,6 +16,7 @@ EXPERIMENT = "experiment.toml"
 ENVIRONMENT = "environment.json"
 DATA = "data.json"  # who holds what
 METHODS = "methods.json"  # what only the methods can say of themselves
+METRIC = "metric.json"  # what the run is judged by
 SUMMARY = "summary.json"
 # In the folder of a method and seed:
 HISTORY = "history.jsonl"

@@ -46,7 +46,7 @@ class Client(_Part):
 class Normalisation(_Part):
     """What is done to inputs before the model sees them: (x / divide) - subtract."""
 
-    input: Literal["uint8", "float32"]
+    input: Literal["uint8", "float32", "int64"]
     divide: float
     subtract: float
 
@@ -60,10 +60,12 @@ class Manifest(_Part):
     round: int = Field(ge=0)
     seed: int = Field(ge=0)
     metric: str
+    task: dict[str, Any] = Field(default_factory=dict)  # [task]; what it does not say is default
     model: str
     head: str
-    input_shape: list[Size] = Field(min_length=1, max_length=3)
-    classes: list[str] = Field(min_length=2)
+    input_shape: list[Size] = Field(min_length=1, max_length=4)
+    classes: list[str] = Field(min_length=1)  # a name for each output
+    targets: Literal["classes", "labels", "values", "masks"] = "classes"
     normalisation: Normalisation
     image_size: Size | None = None  # images were resized to this square
     data_fingerprint: str | None = None

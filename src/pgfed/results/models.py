@@ -34,7 +34,7 @@ from pgfed.results import layout
 from pgfed.results import manifest as manifests
 from pgfed.results.layout import seed_folder
 from pgfed.results.manifest import Client, File, Manifest
-from pgfed.results.runs import METRIC, number
+from pgfed.results.runs import number
 
 SUFFIX = ".safetensors"
 GLOBAL = "global" + SUFFIX
@@ -364,11 +364,13 @@ def manifest(
         "round": round,
         "seed": seed,
         "kept": experiment.output.keep,
-        "metric": METRIC,
+        "metric": task.objective.metric,
+        "task": task_table(experiment),
         "model": experiment.model.name,
         "head": task.head_name,
         "input_shape": list(federation.input_shape),
         "classes": list(federation.class_names),
+        "targets": federation.targets,
         "normalisation": normalisation(federation),
         "image_size": experiment.data.image_size,
         "data_fingerprint": federation.fingerprint if len(federation.y) else None,
@@ -378,11 +380,17 @@ def manifest(
     }
 
 
+def task_table(experiment: Experiment) -> dict[str, Any]:
+    """What a model is judged by: the [task] table as far as it says something."""
+    return {k: v for k, v in dataclasses.asdict(experiment.task).items() if v is not None}
+
+
 def normalisation(federation: Federation) -> dict[str, Any]:
     """What is done to inputs before the model sees them: (x / divide) - subtract."""
     if federation.x.dtype == torch.uint8:
         return {"input": "uint8", "divide": PIXEL_SCALE, "subtract": 1.0}
-    return {"input": "float32", "divide": 1.0, "subtract": 0.0}
+    kind = "float32" if federation.x.dtype == torch.float32 else "int64"
+    return {"input": kind, "divide": 1.0, "subtract": 0.0}
 
 
 def _personal(run: Run) -> Iterator[tuple[int, Tensor, bool]]:

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from pgfed.engine.callbacks import Callback, Record
-from pgfed.results.formats import duration, percent
+from pgfed.model.metrics import ACCURACY
+from pgfed.results.formats import duration, score
 
 if TYPE_CHECKING:
     from pgfed.engine.rounds import Run
@@ -29,12 +30,13 @@ class Progress(Callback):
         self.clock = clock
         self.started = clock()
         self.method, self.seed = "", 0
-        self.accuracy: float | None = None
+        self.score: float | None = None
+        self.metric = ACCURACY
         self._samples, self._seconds = 0, 0.0
 
     def begin(self, method: str, run: Run) -> None:
         self.method, self.seed = method, run.seed
-        self.accuracy = None
+        self.score, self.metric = None, run.task.objective.primary
         self.done += len(run.history)
         self._samples, self._seconds = 0, 0.0
         if run.history:
@@ -56,7 +58,7 @@ class Progress(Callback):
         self._samples += record["samples"]
         self._seconds += record["train_seconds"]
         if record["mean_score"] is not None:
-            self.accuracy = record["mean_score"]
+            self.score = record["mean_score"]
         self.show(record["round"])
 
     def show(self, round: int) -> None:
@@ -67,11 +69,11 @@ class Progress(Callback):
         return f"{self.method}, seed {self.seed}" if self.method else "the start"
 
     def facts(self) -> list[str]:
-        """Accuracy so far, images per second, time left."""
+        """Score so far, samples per second, time left."""
         left = (self.clock() - self.started) / self.ran * (self.total - self.done)
         return [
-            f"accuracy {percent(self.accuracy)}",
-            f"{self._samples / max(self._seconds, 1e-9):,.0f} images/s",
+            f"{self.metric.title} {score(self.score, self.metric)}",
+            f"{self._samples / max(self._seconds, 1e-9):,.0f} samples/s",
             f"{duration(left)} left",
         ]
 

@@ -12,17 +12,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from pgfed.config import experiment as experiments
 from pgfed.config.tables import BASE, Experiment
-from pgfed.data import npz
+from pgfed.data.files import npz
 from pgfed.engine.callbacks import Record
 from pgfed.engine.durable import in_use
 from pgfed.errors import UserError, first_line
 from pgfed.methods import registry as algorithms
+from pgfed.model.metrics import ACCURACY, Metric, Unit
 from pgfed.results import layout
 from pgfed.results.history import History, history_of, read_history
 from pgfed.results.layout import seed_folder
@@ -39,10 +40,12 @@ from pgfed.results.runs import (
 from pgfed.results.statistics import Floats, Ints, Pairs
 
 COLUMNS = ("client", "n_train", "n_test", *SCORES)
+OTHERS = ("domain", "gain", "rounds", "attacker")  # the columns beyond are metrics
 # The arrays of alpha.npz, as the PGFed family exports them.
 ALPHA = ("start", "meetings")
 ALPHA_PARTS = ("alpha", "data", "indices", "indptr", "shape", "last_ids", "last_products")
-EVIDENCE = ("offsets", "outcome", "outputs")
+EVIDENCE = ("offsets", "outcome")
+EVIDENCE_PARTS = ("outputs", "target", "metric_names", "metric_values")
 # What 0.1 (format 1) called a column, and what its methods would have said of themselves.
 RENAMED = {"gain_over_local": "gain", "last10": "mean"}
 _OF_PGFED = {"control": {"mu": 0.0}, "control_twin": "fedavg-local"}
@@ -87,6 +90,7 @@ def load(path: Path) -> RunData:
         experiment=found,
         environment=_read_object(path / layout.ENVIRONMENT),
         clients=_clients(table, first, path / layout.DATA),
+        metric=read_metric(path),
         methods=_methods(path, found),
         runs=runs,
         unfinished=unfinished,
@@ -170,6 +174,11 @@ def _seed_run(path: Path, experiment: Experiment, method: str, seed: int, rows: 
         matrix=_read_alpha(at / layout.ALPHA, len(rows)),
         attackers=frozenset(i for i, row in enumerate(rows) if row.get("attacker") == "yes"),
         evidence=read_evidence(at / layout.EVIDENCE, len(rows)),
+        metrics={
+            name: _column(rows, name, at / layout.CLIENTS)
+            for name in rows[0]
+            if experiment.format > 1 and name not in (*COLUMNS, *OTHERS)
+        },
     )
 
 
@@ -220,8 +229,10 @@ def read_evidence(path: Path, clients: int, *, outputs: bool = False) -> Evidenc
     """
     if not path.is_file():
         return None
-    arrays = npz.read(path, EVIDENCE, (), skip=() if outputs else ("outputs",))
+    skip = ("metric_names", "metric_values", *(() if outputs else ("outputs", "target")))
+    arrays = npz.read(path, EVIDENCE, EVIDENCE_PARTS, skip=skip)
     offsets, outcome, out = arrays["offsets"], arrays["outcome"], arrays.get("outputs")
+    target = arrays.get("target")
     sound = offsets.dtype == np.int64 and outcome.dtype == np.float32
     sound = sound and (offsets.shape, outcome.ndim) == ((clients + 1,), 1)
     sound = sound and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
@@ -229,9 +240,39 @@ def read_evidence(path: Path, clients: int, *, outputs: bool = False) -> Evidenc
     if out is not None:
         sound = sound and out.dtype == np.float32
         sound = sound and (out.ndim, len(out)) == (2, len(outcome))
+    if target is not None:
+        sound = sound and target.dtype.kind in "if" and target.shape[:1] == outcome.shape
     if not sound:
         raise UserError(f"{path}: not the evidence of {clients} clients; the file is damaged")
-    return Evidence(offsets, outcome, out)
+    return Evidence(offsets, outcome, out, target)
+
+
+def read_metrics(path: Path, clients: int) -> dict[str, Floats]:
+    """The metrics of the kept models, of a run that has not come to its end."""
+    arrays = npz.read(path, EVIDENCE, EVIDENCE_PARTS, skip=(*EVIDENCE, "outputs", "target"))
+    names, values = arrays.get("metric_names"), arrays.get("metric_values")
+    if names is None or values is None:
+        return {}
+    sound = names.dtype.kind == "U" and values.dtype == np.float64
+    if not sound or (names.ndim, values.shape) != (1, (len(names), clients)):
+        raise UserError(f"{path}: not the metrics of {clients} clients; the file is damaged")
+    return {str(name): row for name, row in zip(names, values, strict=True)}
+
+
+def read_metric(path: Path) -> Metric:
+    """What the run is judged by; before there was a choice, accuracy."""
+    file = path / layout.METRIC
+    said = _read_optional(file)
+    if not said:
+        return ACCURACY
+    try:
+        bounds = [float(said[key]) for key in ("low", "high")]
+        more, unit = said["more_is_better"], said["unit"]
+        if type(more) is not bool or unit not in get_args(Unit):
+            raise ValueError(f"{more!r:.40}, {unit!r:.40}")
+        return Metric(str(said["name"]), str(said["title"]), more, bounds[0], bounds[1], unit)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file}: damaged ({first_line(error)})") from None
 
 
 # -- the whole folder --------------------------------------------------------------------------
@@ -296,8 +337,10 @@ def _class_counts(path: Path, clients: int) -> tuple[Ints | None, list[str]]:
     if not content:
         return None, []
     try:
-        counts = np.array([row["counts"] for row in content["clients"]], dtype=np.int64)
         names = [str(name) for name in content["class_names"]]
+        if not any("counts" in row for row in content["clients"]):  # other targets than classes
+            return None, names
+        counts = np.array([row["counts"] for row in content["clients"]], dtype=np.int64)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{path}: damaged ({first_line(error)})") from None
     if counts.shape != (clients, len(names)):

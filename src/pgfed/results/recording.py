@@ -14,6 +14,7 @@ from pgfed.results import layout
 from pgfed.results.layout import seed_folder
 from pgfed.results.models import Models, ModelsInFolder, ModelsInMemory
 from pgfed.results.runs import Evidence, RunData, SeedRun, each_run, evidence_of, seed_run_of
+from pgfed.results.statistics import Floats
 from pgfed.results.writer import RunWriter, data_of
 
 Kept = Mapping[tuple[str, int], Models]  # by method and seed
@@ -57,7 +58,7 @@ class InMemory(Callback):
     def __init__(self, setup: Setup) -> None:
         self.runs: dict[tuple[str, int], SeedRun] = {}
         self.models: dict[tuple[str, int], Models] = {}
-        self._evidence: dict[tuple[str, int], Evidence] = {}
+        self._evidence: dict[tuple[str, int], tuple[Evidence, dict[str, Floats]]] = {}
         self._setup = setup
 
     def best(self, method: str, run: Run) -> None:
@@ -69,7 +70,7 @@ class InMemory(Callback):
         key = method, run.seed
         if key not in self._evidence:
             self.best(method, run)
-        self.runs[key] = seed_run_of(method, run, self._evidence[key])
+        self.runs[key] = seed_run_of(method, run, *self._evidence[key])
 
     @property
     def data(self) -> RunData:

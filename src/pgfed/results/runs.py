@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pgfed.config.tables import BASE, Experiment
 from pgfed.engine.callbacks import Record
 from pgfed.methods.registry import BASELINE
+from pgfed.model.metrics import Metric
 from pgfed.results.history import History, history_of, last_scores
 from pgfed.results.layout import methods_of
 from pgfed.results.statistics import Floats, Ints, Pairs, mean_std
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from pgfed.methods.contract import Algorithm
 
 NO_ATTACK = "none"
-METRIC = "accuracy"
-TARGET = 0.7  # `rounds_to_target` in a summary
+TARGET = 0.7  # `rounds_to_target` in a summary, of metrics up to 1
 SCORES = ("best", "final", "mean")  # per client: in the best round, at the end, of the last rounds
 
 
@@ -66,8 +66,9 @@ class Evidence:
     """What the kept models gave for each test sample, client after client."""
 
     offsets: Ints  # clients + 1: where each client's samples begin
-    outcome: NDArray[np.float32]  # per sample: 1 is right, 0 is wrong
-    outputs: NDArray[np.float32] | None  # samples x classes; None where they were not read
+    outcome: NDArray[np.float32]  # per sample: 1 is right, 0 is wrong; an error
+    outputs: NDArray[np.float32] | None  # samples x outputs; None for masks and where not read
+    target: NDArray[Any] | None = None  # what would have been right; likewise
 
     def scores(self) -> Floats:
         """Per client the mean outcome; NaN without test data."""
@@ -89,6 +90,7 @@ class SeedRun:
     matrix: dict[str, Any] | None = None  # the arrays of alpha.npz
     attackers: frozenset[int] = frozenset()  # clients that simulated an attack
     evidence: Evidence | None = None
+    metrics: dict[str, Floats] = field(default_factory=dict)  # of the kept models, per client
 
     # NaN for attackers, whose own models nobody asks about:
 
@@ -140,6 +142,7 @@ class RunData:
     experiment: Experiment
     environment: dict[str, Any]
     clients: Clients
+    metric: Metric  # that it is judged by
     methods: dict[str, MethodInfo]  # by the names of their folders
     runs: dict[str, dict[int, SeedRun]]  # method -> seed -> run
     unfinished: list[tuple[str, int, int]] = field(default_factory=list)  # and rounds done
@@ -160,6 +163,7 @@ class RunData:
             "cohort": e.cohort,
             **{f"model.{k}": v for k, v in asdict(e.model).items() if v is not None},
             **asdict(e.train),
+            **({} if e.task.class_weights == "none" else {"class_weights": e.task.class_weights}),
             **{k: v for k, v in e.method.get(method, {}).items() if k != BASE},
             "aggregation": e.engine.aggregation,
             "attack": self.attack,
@@ -225,19 +229,33 @@ def method_info(base: str, method: Algorithm | type[Algorithm], summary: str) ->
     )
 
 
-def evidence_of(run: Run) -> Evidence:
-    """Of the clients' models as they are now."""
+def evidence_of(run: Run) -> tuple[Evidence, dict[str, Floats]]:
+    """Of the clients' models as they are now; and their metrics."""
     n = run.info.clients
-    found = {i: (outputs, outcome) for i, outputs, outcome in run.evidence()}
-    sizes = [len(found[i][1]) for i in range(n)]
-    return Evidence(
+    found = {i: (samples, numbers) for i, samples, numbers in run.evidence()}
+    sizes = [len(found[i][0]["outcome"]) for i in range(n)]
+
+    def joined(key: str) -> NDArray[Any] | None:
+        parts = [samples[key] for samples, _ in map(found.__getitem__, range(n)) if key in samples]
+        return np.concatenate([part.cpu().numpy() for part in parts]) if parts else None
+
+    outcome = joined("outcome")
+    assert outcome is not None, "every client has outcomes, be it none"
+    names = list(dict.fromkeys(name for _, numbers in found.values() for name in numbers))
+    evidence = Evidence(
         offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-        outcome=np.concatenate([found[i][1].numpy() for i in range(n)]),
-        outputs=np.concatenate([found[i][0].numpy() for i in range(n)]),
+        outcome=outcome,
+        outputs=joined("outputs"),
+        target=joined("target"),
     )
+    return evidence, {
+        name: np.array([found[i][1].get(name, np.nan) for i in range(n)]) for name in names
+    }
 
 
-def seed_run_of(method: str, run: Run, evidence: Evidence | None) -> SeedRun:
+def seed_run_of(
+    method: str, run: Run, evidence: Evidence | None, metrics: dict[str, Floats]
+) -> SeedRun:
     """What came out of a run that the engine has finished."""
     scores = {
         "best": run.best_score_per_client.copy(),
@@ -252,27 +270,33 @@ def seed_run_of(method: str, run: Run, evidence: Evidence | None) -> SeedRun:
         matrix=run.alpha(),
         attackers=run.attackers,
         evidence=evidence,
+        metrics=metrics,
     )
 
 
 # -- what follows ------------------------------------------------------------------------------
 
 
-def gain_over(run: SeedRun, alone: SeedRun | None) -> Floats | None:
-    """Each client's gain over training alone under the same seed, where that was run."""
+def gain_over(run: SeedRun, alone: SeedRun | None, metric: Metric) -> Floats | None:
+    """Each client's gain over training alone under the same seed, where that was run.
+
+    Above zero is better, whichever way the metric goes.
+    """
     if alone is None:
         return None
-    # Rounded: equal accuracies must not differ by what the mean of ten floats leaves over.
-    gain: Floats = np.round(run.scores["mean"] - alone.scores["mean"], 9)
+    # Rounded: equal scores must not differ by what the mean of ten floats leaves over.
+    gain: Floats = np.round(metric.sign * (run.scores["mean"] - alone.scores["mean"]), 9)
     return gain
 
 
-def client_rows(run: SeedRun, alone: SeedRun | None, clients: Clients) -> list[dict[str, Any]]:
+def client_rows(
+    run: SeedRun, alone: SeedRun | None, clients: Clients, metric: Metric
+) -> list[dict[str, Any]]:
     """One row per client, as in clients.csv."""
     took_part = np.zeros(len(clients), dtype=np.int64)
     for record in run.history.records:
         took_part[record["cohort"]] += 1
-    gain = gain_over(run, alone)
+    gain = gain_over(run, alone, metric)
     return [
         {
             "client": clients.names[i],
@@ -285,22 +309,24 @@ def client_rows(run: SeedRun, alone: SeedRun | None, clients: Clients) -> list[d
             "mean": number(run.scores["mean"][i]),
             "rounds": int(took_part[i]),
             **({"attacker": "yes" if i in run.attackers else "no"} if run.attackers else {}),
+            **{name: number(values[i]) for name, values in run.metrics.items()},
         }
         for i in range(len(clients))
     ]
 
 
 def summary(
-    run: SeedRun, alone: SeedRun | None, info: MethodInfo, clients: Clients
+    run: SeedRun, alone: SeedRun | None, info: MethodInfo, clients: Clients, metric: Metric
 ) -> dict[str, Any]:
     """One object of summary.json."""
     history, records = run.history, run.history.records
     attackers = [clients.names[i] for i in sorted(run.attackers)]
     scored = [r for r in records if r["mean_score"] is not None]
-    best = _best(scored, info)
+    best = _best(scored, info, metric)
     last = last_scores(records)
-    reached = (r["round"] for r in scored if r["mean_score"] >= TARGET)
-    gain = gain_over(run, alone)
+    target = TARGET if metric.bounded and metric.more_is_better else None
+    reached = (r["round"] for r in scored if target is not None and r["mean_score"] >= target)
+    gain = gain_over(run, alone, metric)
     gain = None if gain is None else np.delete(gain, sorted(run.attackers))
     seconds = history.train_seconds
     gain_mean, gain_std = mean_std(np.array([]) if gain is None else gain)
@@ -308,14 +334,16 @@ def summary(
         "method": run.method,
         "seed": run.seed,
         "rounds": len(records),
-        "metric": METRIC,
+        "metric": metric.name,
         "best_score": None if best is None else best["mean_score"],
         "best_round": None if best is None else best["round"],
         "final_score": scored[-1]["mean_score"] if scored else None,
         "mean_score": float(np.mean(last)) if last else None,
         "window": len(last),
+        "median_score": _median(run.final),
+        "clients_undefined": len(undefined(run, clients)),
         "rounds_to_target": next(reached, None),
-        "target": TARGET,
+        "target": target,
         "baseline": None if alone is None else BASELINE,
         "gain_mean": number(gain_mean),
         "gain_std": number(gain_std),
@@ -326,13 +354,28 @@ def summary(
         "samples_per_second": history.samples / seconds if seconds else None,
         "seconds": history.seconds,
         **({"attackers": attackers} if attackers else {}),
+        "metrics": {name: number(mean_std(values)[0]) for name, values in run.metrics.items()},
     }
 
 
-def _best(scored: list[Record], info: MethodInfo) -> Record | None:
+def _best(scored: list[Record], info: MethodInfo, metric: Metric) -> Record | None:
     if not scored:
         return None
-    return scored[-1] if info.scored_last else max(scored, key=lambda r: r["mean_score"])
+    if info.scored_last:
+        return scored[-1]
+    return max(scored, key=lambda r: metric.sign * r["mean_score"])
+
+
+def _median(values: Floats) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None
+
+
+def undefined(run: SeedRun, clients: Clients) -> list[str]:
+    """Clients that have test data, on which the metric is undefined all the same."""
+    missing = np.isnan(run.final) & (clients.n_test > 0)
+    missing[sorted(run.attackers)] = False
+    return [clients.names[i] for i in np.flatnonzero(missing)]
 
 
 def alone_of(data: RunData, seed: int) -> SeedRun | None:
@@ -343,7 +386,7 @@ def alone_of(data: RunData, seed: int) -> SeedRun | None:
 def summaries(data: RunData) -> list[dict[str, Any]]:
     """As summary.json: one dictionary per method and seed that has finished."""
     return [
-        summary(run, alone_of(data, run.seed), data.methods[run.method], data.clients)
+        summary(run, alone_of(data, run.seed), data.methods[run.method], data.clients, data.metric)
         for run in each_run(data)
     ]
 

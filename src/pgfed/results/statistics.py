@@ -1,6 +1,6 @@
 """What a run's numbers say, and how surely: seeds, paired comparisons, gains, the matrix A.
 
-Arrays of accuracies are seeds x clients; NaN stands for a client without test data.
+Arrays of scores are seeds x clients; NaN stands for a client without test data.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def mean_over_seeds(values: Floats) -> Floats:
     count = known.sum(axis=0)
     total = np.where(known, values, 0.0).sum(axis=0)
     mean: Floats = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
-    return np.round(mean, 9)  # equal accuracies must not differ by a rounding error
+    return np.round(mean, 9)  # equal scores must not differ by a rounding error
 
 
 # -- comparing two methods ---------------------------------------------------------------------
@@ -168,9 +168,9 @@ def worst_tenth(values: Floats) -> float:
     return float(worst.mean()) if len(worst) else float("nan")
 
 
-def rounds_to(rounds: Sequence[int], accuracy: Sequence[float | None], target: float) -> int | None:
-    """The first scored round whose accuracy is at least the target."""
-    for t, value in zip(rounds, accuracy, strict=True):
+def rounds_to(rounds: Sequence[int], scores: Sequence[float | None], target: float) -> int | None:
+    """The first scored round whose score is at least the target."""
+    for t, value in zip(rounds, scores, strict=True):
         if value is not None and value >= target:
             return t
     return None

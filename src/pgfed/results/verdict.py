@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from pgfed.methods.registry import BASELINE
+from pgfed.model.metrics import ACCURACY, Metric
 from pgfed.results.comparison import Group, Method, different_settings
-from pgfed.results.formats import between, count, difference, meaning, percent, signed
+from pgfed.results.formats import between, count, difference, gain, meaning, points, score
 from pgfed.results.statistics import Comparison, Gain
 
 FEW = 10  # clients, below which a bootstrap over them is crude
@@ -34,7 +35,7 @@ def judge(group: Group) -> Verdict:
     """Everything the numbers allow to be said in a few sentences."""
     if not group.ranked:
         return Verdict(
-            "No client has test data, so nothing can be said about accuracy.", [], caveats(group)
+            "No client has test data on which the models could be judged.", [], caveats(group)
         )
     if len(group.clients) == 1:
         return Verdict("One client: there is nothing to federate.", [], caveats(group))
@@ -52,18 +53,18 @@ def judge(group: Group) -> Verdict:
 
 def _help(group: Group, ranked: list[Method]) -> tuple[str, list[str]]:
     leader = ranked[0]
-    score = percent(_last10(leader))
+    reached = score(_last10(leader), group.metric)
     if leader.base == BASELINE:
         others = [method for method in ranked if method.base != BASELINE]
         if not others:
-            return f"Training alone reaches {score}; no other method was run.", []
-        headline = f"Federating did not help: nothing beats training alone ({score})."
+            return f"Training alone reaches {reached}; no other method was run.", []
+        headline = f"Federating did not help: nothing beats training alone ({reached})."
         standing = _standing(group, others[0])
         return headline, [_upper(standing.sentence)] if standing else []
     standing = _standing(group, leader)
     if standing is None:
         verb = "scores highest" if len(ranked) > 1 else "was run alone"
-        return f"{leader.label} {verb} ({score}).", [
+        return f"{leader.label} {verb} ({reached}).", [
             "There is no run of Local under the same seeds, so it cannot be said who gained: "
             "add local to the methods."
         ]
@@ -101,24 +102,33 @@ class _Standing:
 
 
 def _standing(group: Group, method: Method) -> _Standing | None:
-    gain, local = group.gain(method), group.local(method)
+    gained, local, metric = group.gain(method), group.local(method), group.metric
     compared = None if local is None else group.compare(method, local)
-    if gain is None or local is None or compared is None:
+    if gained is None or local is None or compared is None:
         return None
+    alone, together = (score(_last10(one), metric) for one in (local, method))
     sentence = (
-        f"with {method.label}, {percent(_last10(local))} alone becomes {percent(_last10(method))}: "
-        f"{difference(compared)} points on average over the clients ({between(compared)}); "
-        f"{count(gain.gained, 'client')} gained, {gain.harmed:,} lost, "
-        f"{gain.unchanged:,} unchanged."
+        f"with {method.label}, {_named(metric)}{alone} alone becomes {together}: "
+        f"{difference(compared, metric)}{points(metric)} on average over the clients "
+        f"({between(compared, metric)}); {count(gained.gained, 'client')} gained, "
+        f"{gained.harmed:,} lost, {gained.unchanged:,} unchanged."
     )
     harm = []
-    if gain.harmed:
-        worst = int(np.nanargmin(gain.per_client))
+    if gained.harmed:
+        worst = int(np.nanargmin(gained.per_client))
         harm.append(
-            f"Client {group.clients.names[worst]} lost most, {signed(gain.per_client[worst])} "
-            f"points; the worst-off tenth of the clients is at {signed(gain.worst_decile)}."
+            f"Client {group.clients.names[worst]} lost most, "
+            f"{gain(gained.per_client[worst], metric)}{points(metric)}; the worst-off tenth of the "
+            f"clients is at {gain(gained.worst_decile, metric)}."
         )
-    return _Standing(method, sentence, harm, gain, compared)
+    return _Standing(method, sentence, harm, gained, compared)
+
+
+def _named(metric: Metric) -> str:
+    """Accuracy is what a percentage is taken for; any other metric says its name."""
+    if metric.name == ACCURACY.name:
+        return ""
+    return f"{metric.title} " if metric.more_is_better else f"{metric.title} (less is better) "
 
 
 def _ties(group: Group, ranked: list[Method]) -> list[str]:
@@ -155,8 +165,8 @@ def _explicit(group: Group, ranked: list[Method]) -> list[str]:
         ]
     return [
         f"What {method.label}'s own objective adds: {method.label} minus its control "
-        f"{control.label} ({without}) is {difference(found)} points ({between(found)}): "
-        f"{meaning(found)}."
+        f"{control.label} ({without}) is {difference(found, group.metric)}{points(group.metric)} "
+        f"({between(found, group.metric)}): {meaning(found, group.metric)}."
     ]
 
 
@@ -214,7 +224,7 @@ def _upper(sentence: str) -> str:
 
 
 def _last10(method: Method) -> float:
-    return float(np.mean(method.accuracy("last10")))
+    return float(np.mean(method.means("last10")))
 
 
 def _list(values: set[int]) -> str:

@@ -31,12 +31,13 @@ from pgfed.engine.rounds import Run
 from pgfed.engine.runs import Past, Setup
 from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
+from pgfed.model.metrics import Metric
 from pgfed.results import layout
 from pgfed.results import manifest as manifests
 from pgfed.results.history import line_of, write_history
 from pgfed.results.layout import csv_text, seed_folder
 from pgfed.results.models import write_models
-from pgfed.results.reader import read_evidence, read_finished, read_records
+from pgfed.results.reader import read_evidence, read_finished, read_metrics, read_records
 from pgfed.results.runs import (
     Evidence,
     MethodInfo,
@@ -52,6 +53,7 @@ from pgfed.results.runs import (
     summaries,
     summary,
 )
+from pgfed.results.statistics import Floats
 
 # Keys of [engine] that never change the result.
 PLACE = ("backend", "workers", "address", "device", "checkpoint_every", "state_memory")
@@ -96,6 +98,7 @@ def data_of(
         experiment=setup.experiment,
         environment=about,
         clients=clients_of(setup.federation),
+        metric=setup.objective.primary,
         methods=_methods(setup),
         runs=by_method,
         text=HEADER + tomli_w.dumps(setup.experiment.document()),
@@ -236,7 +239,8 @@ class RunWriter(Callback, Past):
         """What cannot be summed up shows itself now."""
         data = self.data
         info = data.methods[run.method]
-        json.dumps(summary(run, alone_of(data, run.seed), info, data.clients), allow_nan=False)
+        sums = summary(run, alone_of(data, run.seed), info, data.clients, data.metric)
+        json.dumps(sums, allow_nan=False)
 
     # -- a run -----------------------------------------------------------------------------------
 
@@ -260,7 +264,8 @@ class RunWriter(Callback, Past):
         """The models of the best round so far; those of the one before it go."""
         folder = self.folder(method, run.seed)
         with _writing(folder):
-            write_evidence(folder / layout.EVIDENCE, evidence_of(run))
+            evidence, metrics = evidence_of(run)
+            write_evidence(folder / layout.EVIDENCE, evidence, metrics)
             if not self._setup.keeps_models(run.seed):
                 return
             new = folder / f"models-round-{run.round:06}"
@@ -276,11 +281,11 @@ class RunWriter(Callback, Past):
         folder = self.folder(method, run.seed)
         with _writing(folder):
             self._open.close()
-            finished = seed_run_of(method, run, self._evidence(folder, run))
+            finished = seed_run_of(method, run, *self._evidence(folder, run))
             self.runs[method, run.seed] = finished
             data = self.data
             if self._setup.keeps_models(run.seed):
-                rows = client_rows(finished, alone_of(data, run.seed), data.clients)
+                rows = client_rows(finished, alone_of(data, run.seed), data.clients, data.metric)
                 self._keep_models(folder, run, method, rows)
             write_end(data, finished)
         self.runs[method, run.seed] = _as_read(finished)
@@ -290,11 +295,13 @@ class RunWriter(Callback, Past):
         """Remove what only a run that is going on needs."""
         shutil.rmtree(folder / layout.CHECKPOINT, ignore_errors=True)
 
-    def _evidence(self, folder: Path, run: Run) -> Evidence | None:
+    def _evidence(self, folder: Path, run: Run) -> tuple[Evidence | None, dict[str, Floats]]:
         """Of the models that are kept: those of the best round, if there was one."""
         best = self._setup.experiment.output.keep == "best" and not run.algorithm.scored_last
         kept = read_evidence(folder / layout.EVIDENCE, run.info.clients, outputs=True)
-        return kept if best and kept is not None else evidence_of(run)
+        if best and kept is not None:
+            return kept, read_metrics(folder / layout.EVIDENCE, run.info.clients)
+        return evidence_of(run)
 
     def _keep_models(self, folder: Path, run: Run, method: str, rows: list[dict[str, Any]]) -> None:
         models = folder / layout.MODELS
@@ -337,6 +344,7 @@ def write_beginning(data: RunData, holdings: str) -> None:
     write_atomic(data.path / layout.DATA, holdings)
     said = {name: dataclasses.asdict(info) for name, info in data.methods.items()}
     write_json(data.path / layout.METHODS, said)
+    write_json(data.path / layout.METRIC, _metric(data.metric))
     # Last: a folder that has it has begun.
     write_json(data.path / layout.ENVIRONMENT, data.environment)
 
@@ -347,9 +355,15 @@ def write_end(data: RunData, run: SeedRun) -> None:
     if run.matrix is not None:
         _write_arrays(folder / layout.ALPHA, run.matrix)
     if run.evidence is not None:
-        write_evidence(folder / layout.EVIDENCE, run.evidence)
-    rows = client_rows(run, alone_of(data, run.seed), data.clients)
+        write_evidence(folder / layout.EVIDENCE, run.evidence, run.metrics)
+    rows = client_rows(run, alone_of(data, run.seed), data.clients, data.metric)
     write_atomic(folder / layout.CLIENTS, csv_text(rows))  # this run is finished from here on
+
+
+def _metric(metric: Metric) -> dict[str, Any]:
+    """Its bounds as text: JSON has no infinity."""
+    bounds = {"low": str(metric.low), "high": str(metric.high)}
+    return {**dataclasses.asdict(metric), **bounds}
 
 
 def write_summary(data: RunData) -> None:
@@ -361,15 +375,21 @@ def _as_read(run: SeedRun) -> SeedRun:
     """Without the models' outputs, which may be large and are on disk now."""
     if run.evidence is None:
         return run
-    return dataclasses.replace(run, evidence=dataclasses.replace(run.evidence, outputs=None))
+    small = dataclasses.replace(run.evidence, outputs=None, target=None)
+    return dataclasses.replace(run, evidence=small)
 
 
 def write_json(path: Path, content: Any) -> None:
     write_atomic(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def write_evidence(path: Path, evidence: Evidence) -> None:
-    _write_arrays(path, dataclasses.asdict(evidence))
+def write_evidence(path: Path, evidence: Evidence, metrics: Mapping[str, Floats]) -> None:
+    """Per sample what the models gave, and per client what that comes to."""
+    arrays = {k: v for k, v in dataclasses.asdict(evidence).items() if v is not None}
+    if metrics:
+        arrays["metric_names"] = np.array(list(metrics), dtype=np.str_)
+        arrays["metric_values"] = np.array(list(metrics.values()))
+    _write_arrays(path, arrays)
 
 
 def data_text(federation: Federation) -> str:

@@ -18,9 +18,9 @@ from pgfed.methods.registry import BASELINE
 from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
 from pgfed.results.manifest import Manifest
-from pgfed.results.models import Diverged, Model, kept_models
+from pgfed.results.models import Diverged, kept_models
 from pgfed.results.runs import RunData, client_title
-from pgfed.takehome.metrics import Scores, probabilities, score
+from pgfed.takehome.metrics import Scores, objective_of, score
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ def evaluate(
         raise diverged[0]
     first = models[0][2]
     shard, unchanged = _data(run, client, first.manifest, data, data_root, skip_bad)
-    rows = [Row(m, kind, _score(model, shard)) for m, kind, model in models]
+    objective = objective_of(first, allowed)
+    rows = [Row(m, kind, score(model.module(), objective, shard)) for m, kind, model in models]
     return Evaluation(
         client=client,
         name=client_title(run.clients, client),
@@ -108,10 +109,6 @@ def evaluate(
     )
 
 
-def _score(model: Model, shard: Shard) -> Scores:
-    return score(*probabilities(model.module(), shard))
-
-
 def _data(
     run: RunData, client: int, about: Manifest, name: str | None, root: Path, skip_bad: bool
 ) -> tuple[Shard, bool | None]:
@@ -122,7 +119,7 @@ def _data(
             f"{run.path}: ran on arrays passed from Python, which are not in the folder; "
             "give them with --data npz:PATH"
         )
-    federation, _ = load_federation(run.experiment.data, root)
+    federation, _ = load_federation(run.experiment, root)
     same_form = federation.input_shape == about.shape and federation.class_names == tuple(
         about.classes
     )
@@ -145,6 +142,7 @@ def samples(name: str, about: Manifest, root: Path, *, skip_bad: bool = False) -
         classes=about.classes,
         input_shape=about.shape,
         input_type=about.normalisation.input,
+        targets=about.targets,
         image_size=about.image_size,
         skip_bad=skip_bad,
     )

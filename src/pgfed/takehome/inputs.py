@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from pgfed.data import npz
-from pgfed.data.folder import COLOUR_MODES, opened
+from pgfed.data.files import npz
+from pgfed.data.files.folder import COLOUR_MODES, opened
+from pgfed.data.files.tree import LITTER
 from pgfed.data.matching import form
-from pgfed.data.tree import LITTER
 from pgfed.errors import UserError
 from pgfed.results.models import Model
 
@@ -49,7 +49,7 @@ def batches(
 def _prepared(samples: list[Input], model: Model) -> Tensor:
     rule = model.manifest.normalisation
     x = torch.from_numpy(np.stack([sample.x for sample in samples]))
-    return x if rule.input == "float32" else torch.div(x, rule.divide).sub_(rule.subtract)
+    return x if rule.input != "uint8" else torch.div(x, rule.divide).sub_(rule.subtract)
 
 
 def _samples(paths: Sequence[Path], model: Model, resize: bool) -> Iterator[Input]:
@@ -108,7 +108,8 @@ def _array(path: Path, model: Model) -> Iterator[Input]:
     about = model.manifest
     x = _npy(path) if path.suffix == ".npy" else _npz(path)
     wanted = about.normalisation.input
-    if (x.dtype != np.uint8 if wanted == "uint8" else x.dtype.kind != "f") or x.ndim < 2:
+    kinds = {"uint8": x.dtype == np.uint8, "float32": x.dtype.kind == "f"}
+    if not kinds.get(wanted, x.dtype.kind in "iu") or x.ndim < 2:
         raise _unfit(path, x, model)
     if not _fits(x.shape, model):
         raise _unfit(path, x, model)

@@ -25,16 +25,19 @@ from pgfed.methods import registry as algorithms
 from pgfed.methods.randomness import Rng
 from pgfed.methods.settings import TrainConfig
 from pgfed.methods.steps import fine_tuned
+from pgfed.model.metrics import Metric
 from pgfed.model.networks import make_task
 from pgfed.model.task import Task
 from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
 from pgfed.results import manifest as manifests
+from pgfed.results.formats import axis, factor
 from pgfed.results.layout import csv_text
 from pgfed.results.manifest import Manifest
 from pgfed.results.models import Model, kept_models, write_frozen, write_model
-from pgfed.results.runs import RunData
+from pgfed.results.runs import RunData, number
 from pgfed.takehome.figures import drawing
+from pgfed.takehome.metrics import objective_of
 
 ALONE = algorithms.BASELINE
 VALIDATION = 0.2  # of the training data, where the run has no validation share of its own
@@ -47,9 +50,9 @@ class Epoch:
     """The model after this many epochs; None where there is no test data."""
 
     epoch: int
-    validation_accuracy: float
+    validation_score: float  # NaN where it is undefined
     validation_loss: float
-    test_accuracy: float | None
+    test_score: float | None
     test_loss: float | None
 
 
@@ -83,9 +86,13 @@ class Onboarding:
     task: Task
 
     @property
+    def metric(self) -> Metric:
+        return self.task.objective.primary
+
+    @property
     def best(self) -> Newcomer:
         """By validation data; where several are equal, the first: training alone needs nobody."""
-        return max(self.newcomers, key=lambda n: (n.after.validation_accuracy, -_loss(n.after)))
+        return max(self.newcomers, key=lambda n: _standing(n.after, self.metric))
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -134,6 +141,7 @@ def onboard(
         seed=chosen,
         example=site.example(),
         head=about.head,
+        objective=objective_of(first, allowed),
     )
     task.put_frozen(first.values)
     own = run.experiment.train
@@ -162,6 +170,7 @@ def _site(data: str, root: Path, about: Manifest, table: Data, skip_bad: bool) -
         classes=about.classes,
         input_shape=about.shape,
         input_type=about.normalisation.input,
+        targets=about.targets,
         image_size=about.image_size,
         skip_bad=skip_bad,
     )
@@ -200,16 +209,22 @@ def tune(
     tuned = fine_tuned(task, theta, site.train(0), streams, train)
     for epoch, after in enumerate(tuned, start=1):
         curve.append(_scored(task, after, site, epoch))
-        if _better(curve[epoch], curve[best]):
+        if _better(curve[epoch], curve[best], task.objective.primary):
             best, kept = epoch, after
     return curve, best, kept
 
 
-def _better(new: Epoch, old: Epoch) -> bool:
-    """By accuracy, then by loss; equal: the one with fewer epochs stays."""
+def _better(new: Epoch, old: Epoch, metric: Metric) -> bool:
+    """By the metric, then by loss; equal: the one with fewer epochs stays."""
     if not np.isfinite(new.validation_loss):
         return False
-    return (new.validation_accuracy, -_loss(new)) > (old.validation_accuracy, -_loss(old))
+    return _standing(new, metric) > _standing(old, metric)
+
+
+def _standing(epoch: Epoch, metric: Metric) -> tuple[float, float]:
+    """More is better. Where the metric is undefined, as AUC with one class only, the loss alone."""
+    known = np.isfinite(epoch.validation_score)
+    return metric.sign * epoch.validation_score if known else 0.0, -_loss(epoch)
 
 
 def _loss(epoch: Epoch) -> float:
@@ -218,14 +233,13 @@ def _loss(epoch: Epoch) -> float:
 
 def _scored(task: Task, theta: Tensor, site: Federation, epoch: int) -> Epoch:
     validation, test = site.validation(0), site.test(0)
-    accuracy, loss = _score(task, theta, validation)
+    score, loss = _score(task, theta, validation)
     on_test = _score(task, theta, test) if len(test) else (None, None)
-    return Epoch(epoch, accuracy, loss, *on_test)
+    return Epoch(epoch, np.nan if score is None else score, loss, *on_test)
 
 
-def _score(task: Task, theta: Tensor, data: Shard) -> tuple[float, float]:
+def _score(task: Task, theta: Tensor, data: Shard) -> tuple[float | None, float]:
     found = task.score(theta, data)
-    assert found.score is not None, "an accuracy is never undefined"
     return found.score, found.loss / found.n
 
 
@@ -259,8 +273,8 @@ def _manifest(newcomer: Newcomer, result: Onboarding, file: dict[str, str]) -> d
     source = {k: v for k, v in newcomer.source.items() if k not in ("role", "file", "sha256")}
     after, alone = newcomer.after, result.newcomers[0].after
     gain = None
-    if after.test_accuracy is not None and alone.test_accuracy is not None:
-        gain = round(after.test_accuracy - alone.test_accuracy, 9)
+    if after.test_score is not None and alone.test_score is not None:
+        gain = round(result.metric.sign * (after.test_score - alone.test_score), 9)
     sizes = {k: v for k, v in result.site.table()[0].items() if k.startswith("n_")}
     return {
         **source,
@@ -276,9 +290,9 @@ def _manifest(newcomer: Newcomer, result: Onboarding, file: dict[str, str]) -> d
                 "client": "0",
                 "id": 0,
                 **sizes,
-                "score": after.test_accuracy,
+                "score": after.test_score,
                 "loss": after.test_loss,
-                "validation_score": after.validation_accuracy,
+                "validation_score": number(after.validation_score),
                 "gain": gain,
                 **file,
             }
@@ -291,12 +305,12 @@ def figure(result: Onboarding, path: Path) -> Path:
     axes, save = drawing(path, (7, 4))
     for newcomer in result.newcomers:
         epochs = [epoch.epoch for epoch in newcomer.curve]
-        scores = [100 * epoch.validation_accuracy for epoch in newcomer.curve]
+        scores = [factor(result.metric) * epoch.validation_score for epoch in newcomer.curve]
         name = "alone" if newcomer.method == ALONE else newcomer.method
         (line,) = axes.plot(epochs, scores, label=name, linewidth=1.5)
         axes.plot(newcomer.epochs, scores[newcomer.epochs], "o", color=line.get_color())
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("epochs of fine-tuning (dot: recommended)")
-    axes.set_ylabel("accuracy on the validation share, %")
+    axes.set_ylabel(f"{axis(result.metric)}, on the validation share")
     axes.legend(fontsize=8)
     return save()

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from pgfed.engine.rounds import Run
 from pgfed.engine.runs import Setup, execute, load_federation, prepare, with_cohort
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
+from pgfed.model.metrics import Metric
 from pgfed.results.history import last_scores
 from pgfed.results.layout import csv_text
 from pgfed.tuning.cost import estimate
@@ -63,7 +65,7 @@ class Tried:
 
     method: str
     settings: dict[str, Any]
-    validation_accuracy: float  # mean of the last ten rounds
+    validation_score: float  # mean of the last ten rounds
     seconds: float
     key: str
 
@@ -166,7 +168,7 @@ class Sweep:
         self._root = root
         share = experiment.data.validation_share or VALIDATION_SHARE
         data = replace(experiment.data, validation_share=share)
-        self.federation, self._data = load_federation(data, root, format=experiment.format)
+        self.federation, self._data = load_federation(replace(experiment, data=data), root)
         self.experiment = experiment = with_cohort(experiment, self.federation)
         if not self.federation.n_validation.any():
             raise UserError(
@@ -200,7 +202,7 @@ class Sweep:
         for key, t in self.tries.items():
             try:
                 content = json.loads((self.folder / "tries" / f"{key}.json").read_text("utf-8"))
-                score, seconds = content["validation_accuracy"], content["seconds"]
+                score, seconds = content["validation_score"], content["seconds"]
                 found[key] = Tried(t.method, t.settings, float(score), float(seconds), key)
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # not there, or not whole: it is tried again
@@ -221,7 +223,7 @@ class Sweep:
         def work(key: str) -> dict[str, Any]:
             began = time.perf_counter()
             score = self._score(replace(self.tries[key].experiment, engine=engine))
-            return {"validation_accuracy": score, "seconds": time.perf_counter() - began}
+            return {"validation_score": score, "seconds": time.perf_counter() - began}
 
         for position, result in side_by_side(work, todo, jobs):
             key = todo[position]
@@ -233,7 +235,13 @@ class Sweep:
     def _score(self, experiment: Experiment) -> float:
         rounds = _Rounds()
         execute(self._setup(experiment), [rounds])
-        return float(np.mean(last_scores(rounds.records, "mean_validation_score")))
+        scores = last_scores(rounds.records, "mean_validation_score")
+        if not scores:
+            raise UserError(
+                f"{self.metric.name}: undefined on every client's validation data; allowed: a "
+                "larger data.validation_share, or another task.metric"
+            )
+        return float(np.mean(scores))
 
     def _setup(self, experiment: Experiment) -> Setup:
         return prepare(experiment, self._root, federation=self.federation)
@@ -244,15 +252,20 @@ class Sweep:
         """sweep.csv and best.toml; all tries in the order of the grid, and the best per method."""
         finished = self.finished()
         tried = [finished[key] for key in self.tries]
-        chosen = best(tried)
+        chosen = best(tried, self.metric)
         write_atomic(self.folder / "sweep.csv", _csv(tried, chosen))
         header = (
-            f"# The best of {len(tried)} tries by validation accuracy, from `pgfed sweep`.\n"
-            "# Test data had no say in it.\n\n"
+            f"# The best of {len(tried)} tries by {self.metric.title} on validation data, from "
+            "`pgfed sweep`.\n# Test data had no say in it.\n\n"
         )
         document = self._best(chosen).document()
         write_atomic(self.folder / "best.toml", header + tomli_w.dumps(document))
         return tried, chosen
+
+    @cached_property
+    def metric(self) -> Metric:
+        """What decides."""
+        return self._setup(next(iter(self.tries.values())).experiment).objective.primary
 
     def _best(self, chosen: Mapping[str, Tried]) -> Experiment:
         """The experiment with the chosen settings, and all its data to train on."""
@@ -268,12 +281,12 @@ class Sweep:
         )
 
 
-def best(tried: Iterable[Tried]) -> dict[str, Tried]:
-    """Per method the highest validation accuracy; the first in the grid where several have it."""
+def best(tried: Iterable[Tried], metric: Metric) -> dict[str, Tried]:
+    """Per method the best on validation data; the first in the grid where several are."""
     chosen: dict[str, Tried] = {}
     for one in tried:
         held = chosen.get(one.method)
-        if held is None or one.validation_accuracy > held.validation_accuracy:
+        if held is None or metric.better(one.validation_score, held.validation_score):
             chosen[one.method] = one
     return chosen
 
@@ -296,7 +309,7 @@ def _csv(tried: Sequence[Tried], chosen: Mapping[str, Tried]) -> str:
         {
             "method": one.method,
             **{key: one.settings.get(key, "") for key in keys},
-            "validation_accuracy": one.validation_accuracy,
+            "validation_score": one.validation_score,
             "best": "yes" if one is chosen[one.method] else "",
             "seconds": round(one.seconds, 1),
             "try": one.key,

@@ -10,8 +10,10 @@ import numpy as np
 
 from pgfed.cli.terminal.tables import console, table
 from pgfed.methods.registry import BASELINE
+from pgfed.model.metrics import Metric
 from pgfed.results.comparison import Group, Method, Score, group
-from pgfed.results.formats import count, duration, percent, points, size, travelling
+from pgfed.results.formats import count, duration, score, size, travelling
+from pgfed.results.formats import gain as points
 from pgfed.results.layout import methods_of
 from pgfed.results.verdict import judge
 
@@ -23,14 +25,15 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "method",
-    "last 10 rounds",
+    "{}, last 10 rounds",
     "best (on test)",
     "gain over Local",
     "clients gained",
     "clients harmed",
     "sent",
-    "images/s",
+    "samples/s",
 )
+OUTPUTS = {"classes": "classes", "labels": "labels", "values": "values", "masks": "pixel classes"}
 MANY_CLIENTS = 60  # beyond this many a table of clients is cut
 MANY_CLASSES = 20  # beyond this many their shares are not drawn
 BARS = " ▁▂▃▄▅▆▇█"
@@ -40,7 +43,8 @@ def outcomes(run: RunData, page: Path | None = None) -> None:
     """The table per method, the verdict, and where the rest is."""
     (found,) = group([run])
     screen = console()
-    screen.print(table(COLUMNS, outcome_rows(found)))
+    columns = [name.format(found.metric.title) for name in COLUMNS]
+    screen.print(table(columns, outcome_rows(found)))
     for line in judge(found).lines:
         screen.print(line, soft_wrap=True, markup=False)
     screen.print(f"Run folder: {run.path}", soft_wrap=True, markup=False)
@@ -56,19 +60,25 @@ def outcome_rows(of: Group) -> list[list[str]]:
         gain, alone = of.gain(method), method.base == BASELINE
         speed = method.images_per_second()
         cells = [
-            "" if alone else points(None if gain is None else gain.mean),
+            "" if alone else points(None if gain is None else gain.mean, of.metric),
             "" if alone else "–" if gain is None else f"{gain.gained:,}",
             "" if alone else "–" if gain is None else f"{gain.harmed:,}",
             size(method.sent()),
             "–" if speed is None else f"{speed:,.0f}",
         ]
-        rows.append([method.label, _mean(method, "last10"), _mean(method, "best"), *cells])
+        rows.append(
+            [
+                method.label,
+                *(_mean(method, which, of.metric) for which in ("last10", "best")),
+                *cells,
+            ]
+        )
     return rows
 
 
-def _mean(method: Method, which: Score) -> str:
-    scores = method.accuracy(which)
-    return percent(float(np.mean(scores)) if scores else None)
+def _mean(method: Method, which: Score, metric: Metric) -> str:
+    scores = method.means(which)
+    return score(float(np.mean(scores)) if scores else None, metric)
 
 
 def dry_run(setup: Setup, estimates: Sequence[Estimate], memory: float) -> None:
@@ -104,7 +114,10 @@ def clients(federation: Federation) -> None:
     screen = console()
     rows = federation.table()
     names = federation.class_names
-    head = ["client", "train", "test", "classes", "samples per class"]
+    head = ["client", "train", "test"]
+    classes = federation.targets == "classes"
+    if classes:
+        head += ["classes", "samples per class"]
     extra = [
         (title, key)
         for title, key in (("label", "label"), ("domain", "domain"), ("validation", "n_validation"))
@@ -112,7 +125,9 @@ def clients(federation: Federation) -> None:
     ]
     shown = []
     for row in rows[:MANY_CLIENTS]:
-        cells = [row["client"], row["n_train"], row["n_test"], row["classes"], _shares(row, names)]
+        cells = [row["client"], row["n_train"], row["n_test"]]
+        if classes:
+            cells += [row["classes"], _shares(row, names)]
         shown.append([*cells, *(row[key] for _, key in extra)])
     screen.print(table([*head, *(title for title, _ in extra)], shown))
     if len(rows) > MANY_CLIENTS:
@@ -120,8 +135,8 @@ def clients(federation: Federation) -> None:
     n = federation.n_train
     screen.print(
         f"{federation.name}: {count(len(rows), 'client')}, {len(federation.y):,} samples, "
-        f"{len(names)} classes; training samples per client: {n.min()} to {n.max()}, "
-        f"median {np.median(n):g}",
+        f"{len(names)} {OUTPUTS[federation.targets]}; "
+        f"training samples per client: {n.min()} to {n.max()}, median {np.median(n):g}",
         soft_wrap=True,
         markup=False,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pgfed.cli.terminal.tables import console, table
-from pgfed.results.formats import count, percent, points
+from pgfed.model.metrics import Metric, described, label_of
+from pgfed.results.formats import count, gain, percent, score
 from pgfed.takehome.evaluate import Evaluation, Row
 from pgfed.takehome.influence import MOST, Reasons
 from pgfed.takehome.onboard import ALONE, Newcomer, Onboarding
@@ -18,20 +19,27 @@ def evaluation(of: Evaluation) -> None:
     samples = count(of.rows[0].scores.samples, "sample")
     title = f"{of.name}, seed {of.seed}: {samples} of {of.data}"
     screen.print(title, markup=False, soft_wrap=True)
-    columns = ("model", "accuracy", "balanced accuracy", "AUC", "ECE")
+    names = [name for name in of.rows[0].scores.metrics if label_of(name) is None]
+    metrics = [described(name) for name in names]
+    columns = ("model", *(metric.title for metric in metrics))
     cells = [
-        (
-            row.name,
-            percent(row.scores.accuracy),
-            percent(row.scores.balanced_accuracy),
-            "–" if row.scores.auc is None else f"{row.scores.auc:.3f}",
-            f"{row.scores.ece:.3f}",
-        )
+        (row.name, *(score(row.scores.metrics[metric.name], metric) for metric in metrics))
         for row in of.rows
     ]
     screen.print(table(columns, cells))
+    labels = [name for name in of.rows[0].scores.metrics if label_of(name) is not None]
+    if labels:
+        auc = described("auc")
+        each = [
+            (label_of(name), *(score(row.scores.metrics[name], auc) for row in of.rows))
+            for name in labels
+        ]
+        screen.print("\nAUC by label:")
+        screen.print(table(("label", *(row.name for row in of.rows)), each))
     if not of.has_local:
         screen.print("Local was not among the methods of this run: nothing says what alone gives.")
+    if of.rows[0].scores.confusion is None:
+        return
     if len(of.rows) > BESIDE:
         screen.print("Class by class, with confusion matrices: --method NAME, or all in --json.")
         return
@@ -46,18 +54,16 @@ def evaluation(of: Evaluation) -> None:
 
 
 def _recalls(of: Evaluation) -> list[tuple[str, ...]]:
+    held = [sum(row) for row in of.rows[0].scores.confusion or []]
+    recalls = [row.scores.recall or [] for row in of.rows]
     return [
-        (
-            name,
-            str(sum(of.rows[0].scores.confusion[k])),
-            *(percent(row.scores.recall[k]) for row in of.rows),
-        )
+        (name, str(held[k]), *(percent(recall[k]) for recall in recalls))
         for k, name in enumerate(of.classes)
     ]
 
 
 def _confusion(of: Evaluation, row: Row) -> list[tuple[str, ...]]:
-    lines = zip(of.classes, row.scores.confusion, strict=True)
+    lines = zip(of.classes, row.scores.confusion or [], strict=True)
     return [(name, *(str(n) if n else "-" for n in found)) for name, found in lines]
 
 
@@ -65,23 +71,25 @@ def onboarding(of: Onboarding, out: str) -> None:
     """What each method offers the new site, and the advice."""
     screen = console()
     site = of.site.table()[0]
+    classes = (
+        f", {site['classes']} of {len(of.site.class_names)} classes" if "classes" in site else ""
+    )
     screen.print(
         f"{of.data}: {site['n_train']} training, {site['n_validation']} validation and "
-        f"{count(site['n_test'], 'test sample')}, {site['classes']} of "
-        f"{len(of.site.class_names)} classes",
+        f"{count(site['n_test'], 'test sample')}{classes}",
         markup=False,
         soft_wrap=True,
     )
     columns = ("start from", "epochs", "validation", "test before", "test", "gain over alone")
-    alone = of.newcomers[0].after.test_accuracy
+    alone = of.newcomers[0].after.test_score
     cells = [
         (
             _name(n),
             str(n.epochs),
-            percent(n.after.validation_accuracy),
-            percent(n.before.test_accuracy),
-            percent(n.after.test_accuracy),
-            "" if n.method == ALONE else points(_difference(n.after.test_accuracy, alone)),
+            score(n.after.validation_score, of.metric),
+            score(n.before.test_score, of.metric),
+            score(n.after.test_score, of.metric),
+            "" if n.method == ALONE else _gain(n.after.test_score, alone, of.metric),
         )
         for n in of.newcomers
     ]
@@ -107,16 +115,16 @@ def _advice(of: Onboarding) -> str:
         text = f"Take {best.method}'s model as it is: on validation data fine-tuning did not help"
     else:
         text = f"Start from {best.method}'s model and fine-tune for {epochs}"
-    if best.after.test_accuracy is None:
+    if best.after.test_score is None:
         return f"{text}. There is no test data to tell what that gives."
-    text += f": {percent(best.after.test_accuracy)} on the new site's test data"
+    text += f": {score(best.after.test_score, of.metric)} on the new site's test data"
     if best is not alone:
-        text += f", against {percent(alone.after.test_accuracy)} alone"
+        text += f", against {score(alone.after.test_score, of.metric)} alone"
     return f"{text}."
 
 
-def _difference(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a - b
+def _gain(a: float | None, b: float | None, metric: Metric) -> str:
+    return gain(None if a is None or b is None else metric.sign * (a - b), metric)
 
 
 def reasons(of: Reasons) -> None:

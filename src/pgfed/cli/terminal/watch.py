@@ -14,11 +14,12 @@ from rich.text import Text
 
 from pgfed.config import experiment
 from pgfed.engine.durable import in_use
+from pgfed.model.metrics import Metric
 from pgfed.results import layout
-from pgfed.results.formats import count, duration, percent, size
+from pgfed.results.formats import count, duration, score, size
 from pgfed.results.history import History
 from pgfed.results.layout import how_to_go_on, seed_folder
-from pgfed.results.reader import read_curves
+from pgfed.results.reader import read_curves, read_metric
 
 INTERVAL = 1.0  # seconds
 BARS = "▁▂▃▄▅▆▇█"
@@ -39,9 +40,9 @@ class Progress:
         return len(self.history.rounds)
 
     @property
-    def accuracy(self) -> tuple[float, ...]:
+    def scores(self) -> tuple[float, ...]:
         """Of the scored rounds."""
-        return tuple(a for a in self.history.accuracy if a is not None)
+        return tuple(a for a in self.history.score if a is not None)
 
     @property
     def finished(self) -> bool:
@@ -53,6 +54,7 @@ class Watched:
 
     def __init__(self, folder: Path) -> None:
         self.experiment = experiment.of_run(folder)
+        self.metric = read_metric(folder)
         self.folder = folder
         self._known: dict[Path, tuple[int, Progress]] = {}
 
@@ -72,16 +74,16 @@ class Watched:
         return self._known[path][1]
 
 
-def table(name: str, progress: list[Progress], running: bool) -> Table:
+def table(name: str, progress: list[Progress], running: bool, metric: Metric) -> Table:
     """One line per method and seed."""
     caption = _left(progress, running)
     shown = Table(title=Text(name), caption=caption, box=None, title_justify="left")
     for heading in ("method", "seed"):
         shown.add_column(heading)
-    for heading in ("round", "accuracy", "best"):
+    for heading in ("round", metric.title, "best"):
         shown.add_column(heading, justify="right")
     shown.add_column("so far")
-    for heading in ("sent", "images/s"):
+    for heading in ("sent", "samples/s"):
         shown.add_column(heading, justify="right")
     for one in progress:
         style = "dim" if not one.done else "" if one.finished else "bold"
@@ -91,9 +93,9 @@ def table(name: str, progress: list[Progress], running: bool) -> Table:
             one.method,
             str(one.seed),
             f"{one.done}/{one.rounds}",
-            percent(one.accuracy[-1] if one.accuracy else None),
-            percent(max(one.accuracy, default=None)),
-            sparkline(one.accuracy),
+            score(one.scores[-1] if one.scores else None, metric),
+            score(_best(one.scores, metric), metric),
+            sparkline(one.scores, metric),
             size(one.history.sent[-1] if one.done else 0),
             speed,
         ]
@@ -101,10 +103,17 @@ def table(name: str, progress: list[Progress], running: bool) -> Table:
     return shown
 
 
-def sparkline(values: tuple[float, ...]) -> str:
-    """The curve in one line, from 0 to 1."""
+def _best(values: tuple[float, ...], metric: Metric) -> float | None:
+    return max(values, key=lambda value: metric.sign * value, default=None)
+
+
+def sparkline(values: tuple[float, ...], metric: Metric) -> str:
+    """The curve in one line: from 0 to 1, or over its own range where the metric has no bounds."""
     if not values:
         return ""
+    if not metric.bounded:
+        low, span = min(values), max(values) - min(values)
+        values = tuple((value - low) / span if span else 0.5 for value in values)
     width = min(WIDTH, len(values))
     chosen = [values[(k + 1) * len(values) // width - 1] for k in range(width)]  # the last one too
     return "".join(BARS[min(len(BARS) - 1, int(value * len(BARS)))] for value in chosen)
@@ -129,16 +138,18 @@ def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.
     # In this order: a run that ends in between is seen as finished, not as abandoned.
     running, progress = in_use(folder), watched.progress()
     if console.is_terminal:
-        with Live(table(name, progress, running), console=console, auto_refresh=False) as live:
+        with Live(
+            table(name, progress, running, watched.metric), console=console, auto_refresh=False
+        ) as live:
             try:
                 while running and not _finished(progress):
                     sleep(INTERVAL)
                     running, progress = in_use(folder), watched.progress()
-                    live.update(table(name, progress, running), refresh=True)
+                    live.update(table(name, progress, running, watched.metric), refresh=True)
             except KeyboardInterrupt:
                 return  # nothing was interrupted but the watching
     else:
-        console.print(table(name, progress, running))
+        console.print(table(name, progress, running, watched.metric))
     if not (running or _finished(progress)):
         advice = f"Not running; {how_to_go_on(folder)}."
         console.print(advice, markup=False, highlight=False, soft_wrap=True)

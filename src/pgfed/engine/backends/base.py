@@ -11,8 +11,9 @@ import torch
 from pgfed.data.federation import Federation
 from pgfed.engine.client import ClientSide
 from pgfed.methods.values import Message, State
+from pgfed.model.kinds import CLASSES
 from pgfed.model.networks import Factory, make_task
-from pgfed.model.objectives import CLASSES, Objective
+from pgfed.model.objectives import Objective
 from pgfed.model.task import Task
 
 # What one client's work needs beside what all share: its state (None: untouched) and message.

@@ -27,8 +27,9 @@ from pgfed.engine.backends.pool import Died, Own, Pool
 from pgfed.engine.client import ClientError, ClientSide, become_worker
 from pgfed.errors import UserError
 from pgfed.methods.values import Message, State
+from pgfed.model.kinds import CLASSES
 from pgfed.model.networks import Factory
-from pgfed.model.objectives import CLASSES, Objective
+from pgfed.model.objectives import Objective
 
 
 class Process(Pool[Connection, Connection]):

@@ -31,8 +31,9 @@ from pgfed.engine.backends.queue import ATTEMPTS
 from pgfed.engine.client import ClientError, ClientSide, become_worker
 from pgfed.errors import UserError
 from pgfed.methods.values import Message, State
+from pgfed.model.kinds import CLASSES
 from pgfed.model.networks import Factory
-from pgfed.model.objectives import CLASSES, Objective
+from pgfed.model.objectives import Objective
 from pgfed.model.task import Task
 from pgfed.version import __version__
 

@@ -49,9 +49,10 @@ class Agreement(Table):
     federation: str  # its name
     server: str  # host:port of the server, as the sites reach it
     seats: int = Field(ge=1, le=10_000)  # N, the sites that may take part
-    input_shape: list[int] = Field(min_length=1, max_length=3)
-    input: Literal["uint8", "float32"]  # uint8 pixels are scaled to [-1, 1]
-    classes: list[str] = Field(min_length=2)
+    input_shape: list[int] = Field(min_length=1, max_length=4)
+    input: Literal["uint8", "float32", "int64"]  # uint8 pixels are scaled to [-1, 1]
+    classes: list[str] = Field(min_length=1)  # a name for each output of the model
+    targets: Literal["classes", "labels", "values", "masks"] = "classes"
     insecure: bool = False  # neither TLS nor node authentication; on one machine only
 
     @property
@@ -71,11 +72,12 @@ class Agreement(Table):
 
         return Federation(
             name=self.federation,
-            x=torch.empty(0, dtype=torch.uint8 if self.input == "uint8" else torch.float32),
+            x=torch.empty(0, dtype=getattr(torch, self.input)),
             y=torch.empty(0, dtype=torch.int64),
             bounds=np.zeros((self.seats, 4), dtype=np.int64),
             input_shape=tuple(self.input_shape),
             class_names=tuple(self.classes),
+            targets=self.targets,
         )
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pgfed.config.tables import Experiment
 from pgfed.data.federation import Federation
+from pgfed.engine.objective import make_objective
+from pgfed.errors import UserError
 from pgfed.federation.folders.folder import Agreement
 from pgfed.model.networks import default_model, make_task
+from pgfed.model.objectives import Objective
 from pgfed.model.task import Task
 
 
@@ -24,6 +27,7 @@ def make_model(
         seed=seed,
         example=federation.example(),
         head=experiment.model.head,
+        objective=objective_of(agreement, experiment),
     )
 
 
@@ -38,3 +42,14 @@ def frozen_digests(agreement: Agreement, experiment: Experiment, federation: Fed
         return ""
     made = (make_model(agreement, experiment, seed, federation) for seed in others)
     return " ".join([digest, *(str(task.frozen_digest) for task in made)])
+
+
+def objective_of(agreement: Agreement, experiment: Experiment) -> Objective:
+    """What the sites have agreed to be judged by; nothing of it is taken from anybody's data."""
+    table = experiment.task
+    if table.kind == "regression" and not (table.target_means and table.target_scales):
+        raise UserError(
+            "task.target_means, task.target_scales: sites cannot pool their targets to compute "
+            "them; declare both in the experiment"
+        )
+    return make_objective(table, agreement.classes)

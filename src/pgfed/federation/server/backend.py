@@ -28,6 +28,7 @@ from pgfed.methods.contract import Algorithm
 from pgfed.methods.registry import BASELINE
 from pgfed.methods.values import Message, State
 from pgfed.model.networks import Factory
+from pgfed.model.objectives import Objective
 
 POLL = 0.25  # seconds between two looks for replies
 ATTEMPTS = 10  # how often a round that lacks replies is asked for
@@ -76,6 +77,7 @@ class Flower(Backend):
         model: str | Factory,
         *,
         head: str | None,
+        objective: Objective,
         run: str,
         methods: dict[str, Algorithm],
         round_timeout: float,
@@ -84,7 +86,7 @@ class Flower(Backend):
         status: Status,
         settled: Callable[[], None],
     ) -> None:
-        super().__init__(seats.federation, model, head=head)
+        super().__init__(seats.federation, model, head=head, objective=objective)
         others = [name for name in methods if name != BASELINE]
         self.asks = others or [BASELINE]  # the methods that messages are sent for
         # The one that `local` is trained alongside of.
@@ -237,8 +239,8 @@ class Flower(Backend):
             return [{"round": asked["round"]}, result, echo]
         objective = self._side.task.objective
         if stage == "score" and score_refusal(result, objective) is None:
-            if f"test_{objective.metric}" in result:
-                facts.more["score"] = result[f"test_{objective.metric}"]
+            if "test_score" in result:
+                facts.more["score"] = result["test_score"]
             if asked["alone"] and score_refusal(parts.get("alone", {}), objective) is None:
                 facts.more["alone"] = _as_text(parts["alone"])
         if stage == "personal" and not _is_model(result, self._side.info.layout.n):
@@ -253,7 +255,7 @@ class Replay(Backend):
     """
 
     def __init__(self, of: Flower, history: list[dict[str, Any]]) -> None:
-        super().__init__(of.federation, of.model, head=of.head)
+        super().__init__(of.federation, of.model, head=of.head, objective=of.objective)
         self._sites = {record["round"]: record["sites"] for record in history}
 
     def begin(self, side: ClientSide) -> None:

@@ -35,6 +35,7 @@ from pgfed.results.layout import csv_text
 from pgfed.results.manifest import NAME
 from pgfed.results.models import GLOBAL, manifest, model_files, write_frozen, write_model
 from pgfed.results.runs import Evidence
+from pgfed.results.statistics import Floats
 from pgfed.results.writer import RunWriter, write_json
 
 WRITTEN = "written.json"  # in a models folder: the sites that have written theirs
@@ -63,8 +64,11 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     federation = folder.agreement.without_data()
     task = make_model(folder.agreement, experiment, experiment.seeds[0], federation)
     model, head = model_name(folder.agreement, experiment), experiment.model.head
-    written = replace(experiment, format=FORMAT)
-    setup = Setup(written, federation, methods, model, task.layout, task.frozen_digest)
+    table = replace(experiment.task, metric=task.objective.metric)
+    written = replace(experiment, format=FORMAT, task=table)
+    setup = Setup(
+        written, federation, methods, model, task.layout, task.objective, task.frozen_digest
+    )
 
     folder.run.mkdir(exist_ok=True)
     run = _identify(folder.run, agreed)
@@ -78,6 +82,7 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
                 seats,
                 model,
                 head=head,
+                objective=task.objective,
                 run=run,
                 methods=methods,
                 round_timeout=options.round_timeout,
@@ -189,9 +194,9 @@ class FederationRun(RunWriter):
             write_atomic(folder / "sites.csv", csv_text(_site_rows(run, self._names)))
         super().end(method, run)
 
-    def _evidence(self, folder: Path, run: Run) -> Evidence | None:
+    def _evidence(self, folder: Path, run: Run) -> tuple[Evidence | None, dict[str, Floats]]:
         """It stays with the sites: each writes its own beside its model."""
-        return None
+        return None, {}
 
     def _keep_models(self, folder: Path, run: Run, method: str, rows: list[dict[str, Any]]) -> None:
         """Each site writes its personalized model; the global one is kept here."""

@@ -218,7 +218,7 @@ class Site:
         base = field(head, "base", int)
         state = states.load(base) if base else None
         (result,) = side.call("personal", self.client, round, state, parts["message"])
-        (found,) = side.call("evidence", self.client, round, state, parts["message"])
+        found, _ = side.call("evidence", self.client, round, state, parts["message"])
         self._write_model(head, side, result["w"], found)
         asked = field(head, "copy", bool)
         return {}, {"personal": result} if asked and self.file.share_model else {}
@@ -271,7 +271,7 @@ class Site:
         alone = None
         if self._alone_file(head).is_file():
             scores = json.loads(self._alone_file(head).read_text())
-            alone = scores.get(f"test_{side.task.objective.metric}")
+            alone = scores.get("test_score")
         gain = None if accuracy is None or alone is None else round(accuracy - alone, 9)
         row = {
             "client": str(self.client),
@@ -285,7 +285,7 @@ class Site:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         file = write_model(folder / "model.safetensors", side.task.named(theta))
-        write_evidence(folder / EVIDENCE, _evidence(evidence))
+        write_evidence(folder / EVIDENCE, _evidence(evidence), {})
         content = manifest(
             self.experiment,
             self.federation,

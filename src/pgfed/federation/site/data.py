@@ -25,6 +25,7 @@ def load(site: SiteFile, name: str, data: Data, at: Path) -> Federation:
         input_type=site.input,
         image_size=shape[1] if len(shape) == 3 and shape[1] == shape[2] else None,
         skip_bad=data.skip_bad,
+        targets=site.targets,
     )
     return build_seat(
         dataset,

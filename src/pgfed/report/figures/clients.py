@@ -21,17 +21,18 @@ from pgfed.report.figures.specification import (
     Trace,
     axis,
     colorbar,
+    hover,
     layout_of,
-    percents,
     plain,
     rounded,
+    shown,
     solid_first,
     spec,
     thinned,
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group, Method
-from pgfed.results.formats import correlation
+from pgfed.results.formats import correlation, gain_axis, points
 from pgfed.results.runs import Clients
 from pgfed.results.statistics import Correlation, Gain, Ints
 
@@ -43,10 +44,13 @@ def gains(group: Group, style: Style) -> Figure | None:
     found = [(m, gain) for m in group.ranked if (gain := group.gain(m)) is not None]
     if not found:
         return None
-    lines = [_sorted_gains(method, gain, group.clients, style) for method, gain in found]
-    together = layout_of("share of the clients in %, sorted by gain", "gain over Local in points")
+    lines = [_sorted_gains(method, gain, group, style) for method, gain in found]
+    together = layout_of(
+        "share of the clients in %, sorted by gain",
+        gain_axis(group.metric).replace("gain", "gain over Local"),
+    )
     together["yaxis"]["zeroline"] = True
-    each = [_gain_and_size(gain, group.clients) for _, gain in found]
+    each = [_gain_and_size(gain, group) for _, gain in found]
     leader, gain = found[0]
     fit = stats.correlate(np.log(np.maximum(group.clients.n_train, 1)), gain.per_client)
     caption = (
@@ -62,20 +66,20 @@ def gains(group: Group, style: Style) -> Figure | None:
     return Figure("gains", "Who gained", caption, ["all methods", *labels], [panel], legend=labels)
 
 
-def _by_gain(gain: Gain, clients: Clients) -> tuple[Ints, Trace]:
+def _by_gain(gain: Gain, group: Group) -> tuple[Ints, Trace]:
     """The clients that gained most first; what bars and lines over them have in common."""
     order = np.argsort(-gain.per_client, kind="stable")
     order = thinned(order[~np.isnan(gain.per_client[order])])
-    names, sizes = clients.names, clients.n_train
+    names, sizes = group.clients.names, group.clients.n_train
     return order, {
-        "y": percents(gain.per_client[order]),
+        "y": shown(gain.per_client[order], group.metric),
         "customdata": [[int(i), plain(names[i]), int(sizes[i])] for i in order],
     }
 
 
-def _sorted_gains(method: Method, gain: Gain, clients: Clients, style: Style) -> Trace:
+def _sorted_gains(method: Method, gain: Gain, group: Group, style: Style) -> Trace:
     """One method among all."""
-    order, common = _by_gain(gain, clients)
+    order, common = _by_gain(gain, group)
     colour, dash = style[method.label]
     share = (np.arange(len(order)) + 0.5) / len(order)
     return common | {
@@ -86,19 +90,20 @@ def _sorted_gains(method: Method, gain: Gain, clients: Clients, style: Style) ->
         "marker": {"color": colour, "size": 6},
         "x": rounded(100 * share, 4),
         "hovertemplate": f"{plain(method.label)}<br>client %{{customdata[1]}} "
-        "(%{customdata[2]:,} samples): %{y:+.1f} points<extra></extra>",
+        f"(%{{customdata[2]:,}} samples): {_hover(group)}<extra></extra>",
     }
 
 
-def _gain_and_size(gain: Gain, clients: Clients) -> dict[str, Any]:
+def _gain_and_size(gain: Gain, group: Group) -> dict[str, Any]:
     """Above, what each client gained with one method; below, how much it holds."""
-    order, common = _by_gain(gain, clients)
+    order, common = _by_gain(gain, group)
+    clients = group.clients
     common |= {"type": "bar", "x": [plain(clients.names[i]) for i in order]}
     colours = [BLUE if v is not None and v >= 0 else VERMILLION for v in common["y"]]
     above = common | {
         "marker": {"color": colours},
         "hovertemplate": "client %{customdata[1]} (%{customdata[2]:,} samples): "
-        "%{y:+.1f} points<extra></extra>",
+        f"{_hover(group)}<extra></extra>",
     }
     below = common | {
         "y": [int(clients.n_train[i]) for i in order],
@@ -106,12 +111,16 @@ def _gain_and_size(gain: Gain, clients: Clients) -> dict[str, Any]:
         "marker": {"color": GREY},
         "hovertemplate": "client %{customdata[1]}: %{y:,} training samples<extra></extra>",
     }
-    layout = layout_of("client, by gain", "gain in points")
+    layout = layout_of("client, by gain", gain_axis(group.metric))
     layout["xaxis"] |= {"type": "category", "anchor": "y2", "showgrid": False}
     layout["yaxis"] |= {"domain": [0.34, 1], "zeroline": True}
     layout["yaxis2"] = axis("samples") | {"domain": [0, 0.24]}
     layout["bargap"] = 0.15
     return spec([above, below], layout)
+
+
+def _hover(group: Group) -> str:
+    return hover(group.metric, "+") + points(group.metric)
 
 
 def _who(fit: Correlation) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pgfed.model.metrics import Metric
 from pgfed.report.figures.specification import (
     Figure,
     Panel,
@@ -11,11 +12,11 @@ from pgfed.report.figures.specification import (
     Trace,
     layout_of,
     plain,
-    round_to,
+    rounded,
     spec,
 )
 from pgfed.results.comparison import Group, Method
-from pgfed.results.formats import signed
+from pgfed.results.formats import factor, gain, points
 from pgfed.results.statistics import Comparison
 
 
@@ -28,8 +29,8 @@ def differences(group: Group, style: Style) -> Figure | None:
     found = [group.compare(leader, method) for method in others]
     clear = sum(one is not None and one.clear for one in found)
     caption = (
-        "Difference of the last-10 accuracy, paired over clients and seeds, with its 95 % "
-        "interval. One that crosses zero says: not told apart. "
+        f"Difference of the last-10 {group.metric.title}, paired over clients and seeds, with its "
+        "95 % interval. One that crosses zero says: not told apart. "
         f"{leader.label} is clear of {clear} of the {len(others)} others."
     )
     panel = Panel(
@@ -45,31 +46,40 @@ def _against(reference: Method, group: Group, style: Style) -> dict[str, Any]:
     """All others minus this one, the best at the top."""
     others = [method for method in reversed(group.ranked) if method is not reference]
     found = [(method, group.compare(method, reference)) for method in others]
-    layout = layout_of(f"points more than {plain(reference.label)}", "")
+    layout = layout_of(_better_than(reference, group.metric), "")
     layout["xaxis"] |= {"zeroline": True}
     layout["yaxis"] |= {"type": "category"}
-    return spec([_interval(m, one, style[m.label][0]) for m, one in found if one], layout)
+    return spec(
+        [_interval(m, one, style[m.label][0], group.metric) for m, one in found if one], layout
+    )
 
 
-def _interval(method: Method, found: Comparison, colour: str) -> Trace:
-    low, mean, high = 100 * found.low, 100 * found.mean, 100 * found.high
+def _better_than(reference: Method, metric: Metric) -> str:
+    name = plain(reference.label)
+    if metric.unit == "share":
+        return f"points more than {name}"
+    return f"{metric.title}: by how much better than {name}"
+
+
+def _interval(method: Method, found: Comparison, colour: str, metric: Metric) -> Trace:
+    low, mean, high = (factor(metric) * v for v in (found.low, found.mean, found.high))
     return {
         "type": "scatter",
         "mode": "markers",
         "meta": method.label,
-        "x": [round_to(mean, 3)],
+        "x": rounded([mean], 5),
         "y": [plain(method.label)],
         "marker": {"color": colour, "size": 10},
         "error_x": {
             "type": "data",
             "symmetric": False,
-            "array": [round_to(high - mean, 3)],
-            "arrayminus": [round_to(mean - low, 3)],
+            "array": rounded([high - mean], 5),
+            "arrayminus": rounded([mean - low], 5),
             "color": colour,
             "thickness": 2,
             "width": 5,
         },
-        "hovertemplate": f"%{{y}}: {signed(found.mean, 2)} points, "
-        f"{signed(found.low, 2)} to {signed(found.high, 2)}<br>{found.better} clients "
+        "hovertemplate": f"%{{y}}: {gain(found.mean, metric, 2)}{points(metric)}, "
+        f"{gain(found.low, metric, 2)} to {gain(found.high, metric, 2)}<br>{found.better} clients "
         f"better, {found.worse} worse, {found.equal} equal<extra></extra>",
     }

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pgfed.model.metrics import Metric
 from pgfed.report import roles
 from pgfed.results.comparison import Group
 from pgfed.results.statistics import Ints
@@ -134,6 +135,19 @@ def thinned(order: Ints) -> Ints:
 
 def percents(values: Iterable[float]) -> list[float | None]:
     return [round_to(100 * value, 2) for value in values]
+
+
+def shown(values: Iterable[float], metric: Metric) -> list[float | None]:
+    """Scores as axes have them."""
+    if metric.unit == "share":
+        return percents(values)
+    return [None if math.isnan(v) else float(f"{v:.4g}") for v in values]
+
+
+def hover(metric: Metric, sign: str = "") -> str:
+    """How plotly writes a score, or with its sign a gain."""
+    digits = {"share": ".1f", "number": ".3f", "target": ".4g"}[metric.unit]
+    return f"%{{y:{sign}{digits}}}" + (" %" if metric.unit == "share" and not sign else "")
 
 
 def round_to(value: float, digits: int) -> float | None:

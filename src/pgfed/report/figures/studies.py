@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pgfed.model.metrics import ACCURACY
 from pgfed.paper import printed as paper
 from pgfed.report.figures.specification import (
     Figure,
@@ -18,7 +19,7 @@ from pgfed.report.figures.specification import (
     spec,
 )
 from pgfed.results.comparison import Group
-from pgfed.results.formats import count, percent, signed
+from pgfed.results.formats import count, gain, percent
 from pgfed.results.runs import Arm
 
 # -- clients that come later -------------------------------------------------------------------
@@ -151,7 +152,10 @@ def _over_rates(arms: Sequence[Arm], colour: str) -> Trace:
 
 
 def _what_came_out(group: Group, chosen: Sequence[Arm]) -> str:
-    gained = [f"{_name(arm)}: {signed(arm.gain)} points (step length {arm.lr:g})" for arm in chosen]
+    gained = [
+        f"{_name(arm)}: {gain(arm.gain, ACCURACY)} points (step length {arm.lr:g})"
+        for arm in chosen
+    ]
     caption = (
         "Every client takes a few full-batch gradient steps from the FedAvg model, on its own risk "
         f"(implicit) or with mu times the mean of all others' risks. {'; '.join(gained)}."

@@ -21,7 +21,7 @@ from pgfed.report.figures.specification import (
 from pgfed.report.images.drawing import NEEDED_BY, blank, heat_map, styled, write
 from pgfed.report.images.matrix import matrices
 from pgfed.results.comparison import Group, Method
-from pgfed.results.statistics import Floats
+from pgfed.results.formats import axis, factor, gain_axis
 
 LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 
@@ -62,19 +62,24 @@ def _line(style: Style, method: Method) -> dict[str, Any]:
 def _curves(group: Group, style: Style) -> Any:
     figure = blank(7.0, 3.2)
     by_rounds, by_bytes = figure.subplots(1, 2, sharey=True)
+    scale = factor(group.metric)
     for method in _solid_first(group.methods, style):
         line = _line(style, method)
         if len(method.runs) > 1:
             for curve in map(method.curve, method.seeds):
-                by_rounds.plot(curve.rounds, _percent(curve.accuracy), lw=0.6, alpha=0.4, **line)
+                by_rounds.plot(
+                    curve.rounds, scale * np.array(curve.score), lw=0.6, alpha=0.4, **line
+                )
         mean = method.mean_curve
-        by_rounds.plot(mean.rounds, _percent(mean.accuracy), lw=1.6, label=method.label, **line)
+        by_rounds.plot(
+            mean.rounds, scale * np.array(mean.score), lw=1.6, label=method.label, **line
+        )
         if method.sent() > 0:
-            by_bytes.plot(mean.sent, _percent(mean.accuracy), lw=1.6, **line)
-        elif method.accuracy("last10"):
-            level = 100 * float(np.mean(method.accuracy("last10")))
+            by_bytes.plot(mean.sent, scale * np.array(mean.score), lw=1.6, **line)
+        elif method.means("last10"):
+            level = scale * float(np.mean(method.means("last10")))
             by_bytes.axhline(level, lw=1.2, color=line["color"], linestyle=":")
-    by_rounds.set(xlabel="round", ylabel="accuracy in %")
+    by_rounds.set(xlabel="round", ylabel=axis(group.metric))
     by_bytes.set(xlabel="bytes sent, both directions")
     ticker = module("matplotlib.ticker", NEEDED_BY)
     by_bytes.xaxis.set_major_formatter(ticker.EngFormatter(unit="B"))
@@ -88,20 +93,21 @@ def _gains(group: Group, style: Style) -> Any:
         return None
     figure = blank(7.0, 3.6)
     every, bars = figure.subplots(1, 2)
+    scale = factor(group.metric)
     for method, gain in found:
         values = np.sort(gain.per_client[~np.isnan(gain.per_client)])[::-1]
         share = 100 * (np.arange(len(values)) + 0.5) / len(values)
-        every.plot(share, 100 * values, lw=1.4, label=method.label, **_line(style, method))
+        every.plot(share, scale * values, lw=1.4, label=method.label, **_line(style, method))
     every.axhline(0, color="black", lw=0.8)
-    every.set(xlabel="share of the clients in %", ylabel="gain over Local in points")
+    every.set(xlabel="share of the clients in %", ylabel=f"{gain_axis(group.metric)}, over Local")
     leader, gain = found[0]
     order = np.argsort(-gain.per_client)
     order = order[~np.isnan(gain.per_client[order])]
-    values = 100 * gain.per_client[order]
+    values = scale * gain.per_client[order]
     colours = np.where(values >= 0, BLUE, VERMILLION)
     bars.bar(np.arange(len(order)), values, color=colours, width=0.85)
     bars.axhline(0, color="black", lw=0.8)
-    bars.set(xlabel="client, by gain", ylabel="gain in points", title=leader.label)
+    bars.set(xlabel="client, by gain", ylabel=gain_axis(group.metric), title=leader.label)
     sizes = bars.twinx()
     sizes.plot(group.clients.n_train[order], ".", color=GREY, ms=4)
     sizes.set_ylabel("training samples (dots)")
@@ -143,8 +149,3 @@ def _partition(group: Group, _: Style) -> Any:
     if len(order) <= 50:
         axes.set_xticks(range(len(order)), [clients.names[i] for i in order], rotation=90)
     return figure
-
-
-def _percent(values: Sequence[float]) -> Floats:
-    scaled: Floats = 100 * np.asarray(values, dtype=np.float64)
-    return scaled

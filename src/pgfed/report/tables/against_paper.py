@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pgfed.model.metrics import ACCURACY
 from pgfed.paper import printed as paper
 from pgfed.report import roles
 from pgfed.report.tables.cells import Cell, Column, Table, fill, integer, ratio, score
 from pgfed.report.tables.clients import domain, domain_names
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group, Method
-from pgfed.results.formats import NONE, signed
+from pgfed.results.formats import NONE
+from pgfed.results.formats import gain as points
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,12 @@ class _Beside:
         gain = self.group.gain(self.method, "best")
         if gain is None:
             return Cell(NONE)
-        return Cell(f"{signed(gain.mean)} ± {100 * gain.std:.1f}", gain.mean)
+        return Cell(f"{points(gain.mean, ACCURACY)} ± {100 * gain.std:.1f}", gain.mean)
 
     @property
     def rounds_to_70(self) -> int | None:
         curve = self.method.mean_curve
-        return stats.rounds_to(curve.rounds, curve.accuracy, 0.7)
+        return stats.rounds_to(curve.rounds, curve.score, 0.7)
 
     @property
     def sent(self) -> float | None:
@@ -65,14 +67,14 @@ def _printed(row: dict[str, float] | None, gain: bool = False) -> Cell:
     """A number of the paper's, in percent there."""
     if row is None:
         return Cell(NONE)
-    mean = signed(row["mean"] / 100, 2) if gain else f"{row['mean']:.2f}"
+    mean = points(row["mean"] / 100, ACCURACY, 2) if gain else f"{row['mean']:.2f}"
     return Cell(f"{mean} ± {row['std']:.2f}", row["mean"] / 100)
 
 
 # Accuracies come first, which the caption relies on.
 _PAIRS: list[Pair] = [
     (
-        Column("accuracy", "Best on test", "Ours", lambda b: score(b.method, "best")),
+        Column("accuracy", "Best on test", "Ours", lambda b: score(b.method, "best", ACCURACY)),
         Column("accuracy_paper", "Paper", "Paper: best on test",
                lambda b: _printed(paper.accuracy(b.group, b.method))),
     ),

@@ -9,9 +9,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from pgfed.model.metrics import Metric
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Method, Score
-from pgfed.results.formats import NONE, bracketed, correlation, percent, signed, size
+from pgfed.results.formats import NONE, bare, bracketed, correlation, gain, percent, size
 from pgfed.results.statistics import Comparison, Correlation
 
 NAMED = 8  # clients, or reasons, that a cell names
@@ -72,28 +73,28 @@ def fill(
 # -- kinds of cells ----------------------------------------------------------------------------
 
 
-def score(method: Method, which: Score) -> Cell:
-    return seeds(method.accuracy(which))
+def score(method: Method, which: Score, metric: Metric) -> Cell:
+    return seeds(method.means(which), metric)
 
 
-def seeds(values: Sequence[float]) -> Cell:
-    """Percent, with the standard deviation over seeds where there are several."""
+def seeds(values: Sequence[float], metric: Metric) -> Cell:
+    """The mean, with the standard deviation over seeds where there are several."""
     mean, std = stats.mean_std(values)
     if np.isnan(mean):
         return Cell(NONE)
-    spread = "" if np.isnan(std) else f" ± {100 * std:.1f}"
-    return Cell(f"{100 * mean:.1f}{spread}", mean)
+    spread = "" if np.isnan(std) else f" ± {bare(std, metric)}"
+    return Cell(f"{bare(mean, metric)}{spread}", mean)
 
 
-def difference(found: Comparison | None) -> Cell:
-    """Points with their interval."""
+def difference(found: Comparison | None, metric: Metric) -> Cell:
+    """A gain with its interval."""
     if found is None:
         return Cell(NONE)
-    return Cell(bracketed(found), found.mean, (found.low, found.mean, found.high))
+    return Cell(bracketed(found, metric), found.mean, (found.low, found.mean, found.high))
 
 
-def points(value: float) -> Cell:
-    return Cell(signed(value), value)
+def gained(value: float, metric: Metric) -> Cell:
+    return Cell(gain(value, metric), value)
 
 
 def plain(shown: float, value: float | None = None) -> Cell:

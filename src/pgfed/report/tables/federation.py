@@ -13,9 +13,9 @@ from pgfed.report.tables.cells import (
     Column,
     Table,
     fill,
+    gained,
     integer,
     octets,
-    points,
     reasons,
     seconds,
     seeds,
@@ -153,6 +153,7 @@ class _UnderAttack:
 
 def _against_no_attack(under: _UnderAttack) -> Cell:
     calm = {"aggregation": "mean", "attack": NO_ATTACK}
+    metric = under.group.metric
     for method in under.group.methods:
         if method.name == under.name and method.settings | calm == method.settings:
             found = [
@@ -161,7 +162,7 @@ def _against_no_attack(under: _UnderAttack) -> Cell:
                 if seed in method.runs and method.runs[seed] is not run
             ]
             mean, _ = stats.mean_std(found)
-            return Cell(NONE) if np.isnan(mean) else points(mean)
+            return Cell(NONE) if np.isnan(mean) else gained(metric.sign * mean, metric)
     return Cell(NONE)
 
 
@@ -177,9 +178,10 @@ _ATTACK: list[Column[_UnderAttack]] = [
            lambda u: word(u.folder.attack)),
     Column("defence", "Aggregation", "How replies become one; mean is no defence",
            lambda u: word(u.folder.experiment.engine.aggregation)),
-    Column("honest", "Honest clients", "Mean accuracy of the last ten rounds",
-           lambda u: seeds([stats.mean_std(run.last10)[0] for run in u.runs.values()])),
-    Column("against", "Against no attack", "Points, over the same clients and seeds",
+    Column("honest", "Honest clients", "Mean score of the last ten rounds",
+           lambda u: seeds([stats.mean_std(run.last10)[0] for run in u.runs.values()],
+                           u.group.metric)),
+    Column("against", "Against no attack", "Gain, over the same clients and seeds",
            _against_no_attack),
     Column("refused", "Refused", "Replies that were refused or did not come",
            lambda u: integer(sum(len(run.history.dropped) for run in u.runs.values()))),

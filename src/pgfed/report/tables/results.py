@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pgfed.model.metrics import Metric
 from pgfed.report import roles
 from pgfed.report.tables.cells import (
     Cell,
@@ -15,10 +16,11 @@ from pgfed.report.tables.cells import (
     fill,
     integer,
     score,
+    seeds,
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Curve, Group, Method
-from pgfed.results.formats import NONE, meaning, size
+from pgfed.results.formats import NONE, meaning, sentence, size
 from pgfed.results.statistics import Comparison, Gain
 
 TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -60,25 +62,40 @@ def results(group: Group) -> Table:
 
     return fill(
         "results",
-        "Accuracy is the mean over all clients of each client's own model on its own test data"
+        f"{sentence(group.metric.title)} is the mean over all clients of each client's own model "
+        "on its own test data"
         + (", ± the standard deviation over seeds" if with_std else "")
         + (". Attackers are left out" if group.attacked else "")
-        + ". Gains are in percentage points, with a paired 95 % interval.",
-        _standing_columns(relative),
+        + ("" if group.metric.more_is_better else ". Less is better; a gain above zero is good")
+        + f". Gains are in {_counted(group.metric)}, with a paired 95 % interval.",
+        _standing_columns(relative, group),
         [(method.label, standing(method)) for method in group.methods],
     )
 
 
-def _standing_columns(relative: str) -> list[Column[_Standing]]:
+def _counted(metric: Metric) -> str:
+    return "percentage points" if metric.unit == "share" else "the metric's own unit"
+
+
+def _standing_columns(relative: str, group: Group) -> list[Column[_Standing]]:
+    metric = group.metric
+    median: list[Column[_Standing]] = []
+    if not metric.bounded:  # one client can own the mean
+        median = [
+            Column("median", "Median", "Over the clients, of the last round",
+                   lambda s: seeds(s.method.medians("final"), metric)),
+        ]  # fmt: skip
     return [
         Column("method", "Method", "A control is another method without what that one claims",
                lambda s: Cell(s.method.label, note=s.note)),
-        Column("last10", "Last 10 rounds", "Mean accuracy of the last ten rounds",
-               lambda s: score(s.method, "last10")),
+        Column("last10", "Last 10 rounds", f"Mean {metric.title} of the last ten rounds",
+               lambda s: score(s.method, "last10", metric)),
+        *median,
         Column("best", "Best on test", "Best round, chosen on test data as the paper does",
-               lambda s: score(s.method, "best")),
-        Column("gain", "Gain over Local", "Mean over clients of the last-10 accuracy minus Local's",
-               lambda s: difference(s.over_local)),
+               lambda s: score(s.method, "best", metric)),
+        Column("gain", "Gain over Local",
+               f"Mean over clients of what the last-10 {metric.title} gained over Local's",
+               lambda s: difference(s.over_local, metric)),
         Column("gained", "Gained", "Clients better off than alone",
                lambda s: integer(s.gain.gained if s.gain else None)),
         Column("lost", "Lost", "Clients worse off than alone",
@@ -114,7 +131,7 @@ def control(group: Group) -> Table:
         "control",
         f"A control is trained and scored alike, without what the method claims{_switched(group)}. "
         "The difference is what the method's own objective contributes.",
-        _TRIAL,
+        _trial_columns(group.metric),
         [(method.label, trial(method)) for method in group.methods if method.has_control],
     )
 
@@ -131,43 +148,48 @@ def _switched(group: Group) -> str:
     return f" ({', '.join(settings)})" if settings else ""
 
 
-_TRIAL: list[Column[_Trial]] = [
-    Column("method", "Method", "A method that has a control", lambda t: Cell(t.method.label)),
-    Column("control", "Control", "The same without what the method claims",
-           lambda t: Cell(t.control.label if t.control else NONE)),
-    Column("difference", "Difference", "Points, mean over clients and seeds, 95 % interval",
-           lambda t: difference(t.found)),
-    Column("better", "Better", "Clients better off than with the control",
-           lambda t: integer(t.found.better if t.found else None)),
-    Column("worse", "Worse", "Clients worse off than with the control",
-           lambda t: integer(t.found.worse if t.found else None)),
-    Column("equal", "Equal", "Clients equally well off",
-           lambda t: integer(t.found.equal if t.found else None)),
-    Column("meaning", "Reading", "Whether the interval leaves out zero",
-           lambda t: Cell(meaning(t.found) if t.found else "not in the run: add it")),
-]  # fmt: skip
+def _trial_columns(metric: Metric) -> list[Column[_Trial]]:
+    return [
+        Column("method", "Method", "A method that has a control", lambda t: Cell(t.method.label)),
+        Column("control", "Control", "The same without what the method claims",
+               lambda t: Cell(t.control.label if t.control else NONE)),
+        Column("difference", "Difference", "Mean over clients and seeds, 95 % interval",
+               lambda t: difference(t.found, metric)),
+        Column("better", "Better", "Clients better off than with the control",
+               lambda t: integer(t.found.better if t.found else None)),
+        Column("worse", "Worse", "Clients worse off than with the control",
+               lambda t: integer(t.found.worse if t.found else None)),
+        Column("equal", "Equal", "Clients equally well off",
+               lambda t: integer(t.found.equal if t.found else None)),
+        Column("meaning", "Reading", "Whether the interval leaves out zero",
+               lambda t: Cell(meaning(t.found, metric) if t.found else "not in the run: add it")),
+    ]  # fmt: skip
 
 
 # -- speed -------------------------------------------------------------------------------------
 
 
 def speed(group: Group) -> Table:
-    """Rounds until the seed-mean curve reaches an accuracy (the paper's second table)."""
-    best = max((max(m.mean_curve.accuracy, default=0.0) for m in group.methods), default=0.0)
+    """Rounds until the seed-mean curve reaches a score (the paper's second table)."""
+    metric = group.metric
+    best = max((max(m.mean_curve.score, default=0.0) for m in group.methods), default=0.0)
     targets = [target for target in TARGETS if target <= best]
+    if not (metric.bounded and metric.more_is_better):
+        targets = []
     columns = [Column[Method]("method", "Method", "", lambda m: Cell(m.label))]
-    columns += [_rounds_to(target) for target in targets]
+    columns += [_rounds_to(target, metric) for target in targets]
     return fill(
         "rounds-table",
-        "First round in which the mean over seeds reaches an accuracy; single seeds in brackets.",
+        f"First round in which the mean over seeds reaches this {metric.title}; single seeds in "
+        "brackets.",
         columns,
         [(method.label, method) for method in group.methods if targets],
     )
 
 
-def _rounds_to(target: float) -> Column[Method]:
+def _rounds_to(target: float, metric: Metric) -> Column[Method]:
     def first(curve: Curve) -> int | None:
-        return stats.rounds_to(curve.rounds, curve.accuracy, target)
+        return stats.rounds_to(curve.rounds, curve.score, target)
 
     def cell(method: Method) -> Cell:
         reached = integer(first(method.mean_curve))
@@ -176,8 +198,8 @@ def _rounds_to(target: float) -> Column[Method]:
         each = ", ".join(integer(first(method.curve(seed))).text for seed in method.seeds)
         return Cell(f"{reached.text} ({each})", reached.value)
 
-    percent = f"{100 * target:.0f}"
-    return Column(f"to_{percent}", f"{percent} %", "Rounds to this accuracy", cell)
+    shown = f"{100 * target:.0f} %" if metric.unit == "share" else f"{target:g}"
+    return Column(f"to_{100 * target:.0f}", shown, f"Rounds to this {metric.title}", cell)
 
 
 # -- several federations -----------------------------------------------------------------------
@@ -188,7 +210,7 @@ def overview(groups: Sequence[Group]) -> Table:
     labels = list(dict.fromkeys(m.label for group in groups for m in group.methods))
     return fill(
         "overview",
-        "Mean accuracy of the last ten rounds on each federation; best on test in brackets.",
+        "Mean over the last ten rounds on each federation; best on test in brackets.",
         [Column[str]("method", "Method", "", Cell), *map(_on, groups)],
         [(label, label) for label in labels],
     )
@@ -199,7 +221,7 @@ def _on(group: Group) -> Column[str]:
         method = next((m for m in group.methods if m.label == label), None)
         if method is None:
             return Cell(NONE)
-        last, best = score(method, "last10"), score(method, "best")
+        last, best = (score(method, which, group.metric) for which in ("last10", "best"))
         return Cell(f"{last.text} ({best.text})", last.value)
 
     return Column(group.title, group.title, "Last 10 (best on test)", cell)

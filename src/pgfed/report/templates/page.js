@@ -227,9 +227,9 @@
     for (const method of about.methods) {
       const row = make("tr", undefined, body);
       make("th", method.label, row).scope = "row";
-      make("td", fixed(method.last10[client], 1), row);
-      make("td", fixed(method.best[client], 1), row);
-      make("td", signed(method.gain && method.gain[client]), row);
+      make("td", fixed(method.last10[client], about.digits), row);
+      make("td", fixed(method.best[client], about.digits), row);
+      make("td", signed(method.gain && method.gain[client], about.digits), row);
     }
     const grid = make("div", undefined, box);
     grid.className = "panels";
@@ -267,10 +267,10 @@
       y: method.curves.map((row) => row[client]),
       text: method.rounds.map(() => escape(method.label)),
       line: { color: styles[method.label][0], dash: styles[method.label][1], width: 2 },
-      hovertemplate: "%{text}, round %{x}: %{y:.1f} %<extra></extra>",
+      hovertemplate: `%{text}, round %{x}: %{y:.${clients.digits}f}<extra></extra>`,
     }));
-    const axes = { x: "round", y: "accuracy in %", type: "linear" };
-    return data.length ? [small(parent, "Its accuracy over the rounds", data, axes)] : [];
+    const axes = { x: "round", y: clients.axis, type: "linear" };
+    return data.length ? [small(parent, "Its score over the rounds", data, axes)] : [];
   }
 
   // plotly reads a little HTML.
@@ -282,8 +282,8 @@
     return value === null || value === undefined ? "–" : value.toFixed(digits);
   }
 
-  function signed(value) {
-    const text = fixed(value, 1).replace("-", "−");
+  function signed(value, digits = 1) {
+    const text = fixed(value, digits).replace("-", "−");
     return text === "–" || text.startsWith("−") ? text : `+${text}`;
   }
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from pgfed.data.limits import MAX_PIXELS, check_size
-from pgfed.data.tree import Sample, few, scan
+from pgfed.data.files.limits import MAX_PIXELS, check_size
+from pgfed.data.files.tree import Sample, few, scan
 from pgfed.errors import UserError
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from pgfed.data.limits import check_size
+from pgfed.data.files.limits import check_size
 from pgfed.errors import UserError, unknown
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pgfed.data.limits import check_size
+from pgfed.data.files.limits import check_size
 from pgfed.errors import UserError
 
 PIXELS = 3 * 32 * 32

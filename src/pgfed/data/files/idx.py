@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pgfed.data.limits import check_size
+from pgfed.data.files.limits import check_size
 from pgfed.errors import UserError
 
 # Training part first; the two parts are merged, and every client splits its own share.

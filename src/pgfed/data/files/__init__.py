@@ -1,0 +1,1 @@
+"""File formats, each read without trusting what a file claims."""
