@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pgfed.config.experiment import IN_MEMORY, make_methods
-from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment
+from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment, Model
 from pgfed.data import DEFAULT_CLIENTS, datasets
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
@@ -27,7 +27,7 @@ from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.registry import BASELINE
 from pgfed.model.layout import Layout
-from pgfed.model.networks import Factory, default_model, make_task
+from pgfed.model.networks import Factory, default_model, factory, make_task, vocabulary
 from pgfed.model.objectives import Objective
 
 FEW_SITES = 10  # fewer than this take part in every round, unless the experiment says otherwise
@@ -41,7 +41,7 @@ class Setup:
     experiment: Experiment  # resolved: running it again repeats the run
     federation: Federation
     methods: dict[str, Algorithm]  # by the name of their folder
-    model: str | Factory
+    model: Factory
     layout: Layout
     objective: Objective
     frozen: str | None = None  # the SHA-256 of what is never trained, under the first seed
@@ -137,9 +137,10 @@ def prepare(
     if experiment.attack.kind == "label-flip" and not objective.classifies:
         raise UserError("attack.kind: 'label-flip' needs classes; choose another")
     table = replace(table, metric=objective.metric)
-    name = experiment.model.name or default_model(federation.input_shape)
+    experiment = replace(experiment, model=with_model(experiment.model, federation))
+    built = factory(model or str(experiment.model.name), experiment.model.options)
     task = make_task(
-        model or name,
+        built,
         federation.input_shape,
         len(federation.class_names),
         seed=experiment.seeds[0],
@@ -149,18 +150,24 @@ def prepare(
     )
     for algorithm in methods.values():
         algorithm.check_model(task)
-    resolved = replace(
-        experiment, format=FORMAT, data=data, task=table, model=replace(experiment.model, name=name)
-    )
+    resolved = replace(experiment, format=FORMAT, data=data, task=table)
     return Setup(
         resolved,
         federation,
         methods,
-        model or name,
+        built,
         task.layout,
         objective,
         task.frozen_digest,
     )
+
+
+def with_model(model: Model, federation: Federation) -> Model:
+    """The model's name and vocabulary, where the experiment leaves them to the data."""
+    named = replace(model, name=model.name or default_model(federation))
+    if named.name == "gru" and named.vocabulary is None and federation.x.dtype == torch.int64:
+        return replace(named, vocabulary=vocabulary(federation))
+    return named
 
 
 def with_cohort(experiment: Experiment, federation: Federation) -> Experiment:

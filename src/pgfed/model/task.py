@@ -66,7 +66,7 @@ class Task(FlatModule):
         self.objective = objective
         probe = torch.zeros(2, *self.input_shape) if example is None else example
         probe = probe.to(device)
-        self.outputs = _outputs(module.to(device).eval(), probe)
+        self.outputs = _outputs(module.to(device).eval(), probe, objective.targets == "masks")
         super().__init__(module, head, device)
         self._probe_head(probe)
 
@@ -282,22 +282,23 @@ def _indices(
             yield order[start : start + size]
 
 
-def _outputs(module: nn.Module, probe: Tensor) -> int:
+def _outputs(module: nn.Module, probe: Tensor, masks: bool) -> int:
     """How many outputs the model has for one sample, or for each of its pixels."""
     try:
         with torch.no_grad():
             out = module(probe)
     except Exception as error:
         kind = str(probe.dtype).removeprefix("torch.")
+        hint = "" if probe.is_floating_point() else " (integers are tokens; numbers must be floats)"
         raise UserError(
             f"model: does not accept inputs of shape {tuple(probe.shape[1:])} ({kind}): "
-            f"{first_line(error)}"
+            f"{first_line(error)}{hint}"
         ) from error
     if not isinstance(out, Tensor):
         raise UserError(f"model: returns {type(out).__name__}; allowed: a tensor")
-    if out.ndim not in (2, 4) or out.shape[0] != 2:
+    form = "(2, outputs, height, width), as masks need it" if masks else "(2, outputs)"
+    if out.ndim != (4 if masks else 2) or out.shape[0] != 2:
         raise UserError(
-            f"model: returns a tensor of shape {tuple(out.shape)} for two samples; allowed: "
-            "(batch, outputs), or (batch, outputs, height, width) for masks"
+            f"model: returns a tensor of shape {tuple(out.shape)} for two samples; allowed: {form}"
         )
     return int(out.shape[1])

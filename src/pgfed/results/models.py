@@ -114,7 +114,7 @@ class ModelsInFolder:
     def factory(self) -> Factory:
         """What builds these models; one of a user's own only if it is allowed."""
         check_module(self.manifest, self._folder, self._allowed)
-        return factory(self.manifest.model)
+        return factory(self.manifest.model, self.manifest.model_options)
 
 
 def kept_models(path: Path, method: str, seed: int, allowed: Allowed = NONE) -> ModelsInFolder:
@@ -154,7 +154,7 @@ class Model:
         """The model in evaluation mode."""
         about = self.manifest
         self.check_module()
-        make = factory(about.model)
+        make = factory(about.model, about.model_options)
         try:
             if about.model in MODELS:  # a manifest may claim inputs of any size: none is allocated
                 with torch.device("meta"):
@@ -367,6 +367,7 @@ def manifest(
         "metric": task.objective.metric,
         "task": task_table(experiment),
         "model": experiment.model.name,
+        "model_options": experiment.model.options,
         "head": task.head_name,
         "input_shape": list(federation.input_shape),
         "classes": list(federation.class_names),

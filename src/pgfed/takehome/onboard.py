@@ -26,7 +26,7 @@ from pgfed.methods.randomness import Rng
 from pgfed.methods.settings import TrainConfig
 from pgfed.methods.steps import fine_tuned
 from pgfed.model.metrics import Metric
-from pgfed.model.networks import make_task
+from pgfed.model.networks import factory, make_task
 from pgfed.model.task import Task
 from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
@@ -135,7 +135,7 @@ def onboard(
     about = first.manifest
     site = _site(data, data_root, about, run.experiment.data, skip_bad)
     task = make_task(
-        about.model,
+        factory(about.model, about.model_options),
         about.shape,
         len(about.classes),
         seed=chosen,

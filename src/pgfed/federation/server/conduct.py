@@ -24,7 +24,7 @@ from pgfed.engine.rounds import Run
 from pgfed.engine.runs import Setup, run_method
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import RUN_FILE, FederationFolder, digest, load_experiment
-from pgfed.federation.folders.models import frozen_digests, make_model, model_name
+from pgfed.federation.folders.models import frozen_digests, make_model, model_of
 from pgfed.federation.server.backend import Flower, QuorumError, Replay
 from pgfed.federation.server.seats import Seats
 from pgfed.federation.server.status import Status
@@ -63,7 +63,7 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     agreed = digest(folder.agreement, experiment)
     federation = folder.agreement.without_data()
     task = make_model(folder.agreement, experiment, experiment.seeds[0], federation)
-    model, head = model_name(folder.agreement, experiment), experiment.model.head
+    model, head = model_of(folder.agreement, experiment), experiment.model.head
     table = replace(experiment.task, metric=task.objective.metric)
     written = replace(experiment, format=FORMAT, task=table)
     setup = Setup(
