@@ -26,8 +26,8 @@ from pgfed.engine.rounds import Run
 from pgfed.federation.flower.records import _UNREADABLE, RAW, BadRecord, field, pack, unpack
 from pgfed.methods.registry import get
 from pgfed.methods.values import Message, State
-from pgfed.model.layout import Layout
 from pgfed.model.kinds import CLASSES
+from pgfed.model.layout import Layout
 from pgfed.testing import TRAIN, check_equal, outcome, small_model, trivial_federation
 
 numbers = st.one_of(

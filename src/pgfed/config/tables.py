@@ -104,9 +104,26 @@ class Model:
     """The network that every client trains."""
 
     name: Annotated[
-        str | None, "cnn, mlp or package.module:factory; by default cnn from 16x16 pixels on"
+        str | None,
+        "cnn, mlp, linear, resnet18, gru, unet-small or package.module:factory; by default "
+        "unet-small for masks, gru for tokens, cnn from 16x16 pixels on, otherwise mlp",
     ] = None
-    head: Annotated[str | None, "the part that is the classifier; the last nn.Linear"] = None
+    head: Annotated[
+        str | None, "the part that is the classifier; the last nn.Linear, or else convolution"
+    ] = None
+    norm: Annotated[
+        Literal["group", "batch"] | None, "of resnet18: how its layers normalise; group by default"
+    ] = None
+    vocabulary: Annotated[
+        Annotated[int, Ge(1), Le(10_000_000)] | None,
+        "of gru: how many different tokens there are; in a simulation as many as in the data",
+    ] = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What only some models take."""
+        given = {"norm": self.norm, "vocabulary": self.vocabulary}
+        return {key: value for key, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)

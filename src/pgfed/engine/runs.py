@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pgfed.config.experiment import IN_MEMORY, make_methods
-from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment
+from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment, Model
 from pgfed.data import DEFAULT_CLIENTS, datasets
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
@@ -25,7 +26,7 @@ from pgfed.engine.store import ClientStore
 from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
 from pgfed.model.layout import Layout
-from pgfed.model.networks import Factory, default_model, make_task
+from pgfed.model.networks import Factory, default_model, factory, make_task, vocabulary
 from pgfed.model.objectives import Objective
 
 FEW_SITES = 10  # fewer than this take part in every round, unless the experiment says otherwise
@@ -39,9 +40,10 @@ class Setup:
     experiment: Experiment  # resolved: running it again repeats the run
     federation: Federation
     methods: dict[str, Algorithm]  # by the name of their folder
-    model: str | Factory
+    model: Factory
     layout: Layout
     objective: Objective
+    frozen: str | None = None  # the SHA-256 of what is never trained, under the first seed
 
     @property
     def cohort(self) -> int:
@@ -94,6 +96,24 @@ class Setup:
         table = self.experiment.attack
         return None if table.kind == "none" else Attack(table.kind, table.share, table.strength)
 
+    def about_model(self) -> dict[str, Any]:
+        """How many numbers the model has, and how many travel, each way, when a client takes part;
+        what is frozen never does."""
+        layout = self.layout
+
+        def sent(method: Algorithm) -> int:
+            sends = "model" in method.leaves.values()
+            return layout.shared(method.shared).size if sends else 0
+
+        return {
+            "trained": layout.d,
+            "buffers": layout.extra,
+            "travels": {name: sent(method) for name, method in self.methods.items()},
+            "frozen": layout.frozen,
+            "frozen_bytes": layout.frozen_bytes,
+            "frozen_sha256": self.frozen,
+        }
+
     def keeps_models(self, seed: int) -> bool:
         """Whether the models of this seed are kept."""
         kept = self.experiment.output.models
@@ -125,9 +145,10 @@ def prepare(
     if experiment.attack.kind == "label-flip" and not objective.classifies:
         raise UserError("attack.kind: 'label-flip' needs classes; choose another")
     table = replace(table, metric=objective.metric)
-    name = experiment.model.name or default_model(federation.input_shape)
+    experiment = replace(experiment, model=with_model(experiment.model, federation))
+    built = factory(model or str(experiment.model.name), experiment.model.options)
     task = make_task(
-        model or name,
+        built,
         federation.input_shape,
         len(federation.class_names),
         seed=experiment.seeds[0],
@@ -140,10 +161,24 @@ def prepare(
     if experiment.start_from is not None:
         place = str(Path(experiment.start_from).expanduser().absolute())
         experiment = replace(experiment, start_from=place)
-    resolved = replace(
-        experiment, format=FORMAT, data=data, task=table, model=replace(experiment.model, name=name)
+    resolved = replace(experiment, format=FORMAT, data=data, task=table)
+    return Setup(
+        resolved,
+        federation,
+        methods,
+        built,
+        task.layout,
+        objective,
+        task.frozen_digest,
     )
-    return Setup(resolved, federation, methods, model or name, task.layout, objective)
+
+
+def with_model(model: Model, federation: Federation) -> Model:
+    """The model's name and vocabulary, where the experiment leaves them to the data."""
+    named = replace(model, name=model.name or default_model(federation))
+    if named.name == "gru" and named.vocabulary is None and federation.x.dtype == torch.int64:
+        return replace(named, vocabulary=vocabulary(federation))
+    return named
 
 
 def with_cohort(experiment: Experiment, federation: Federation) -> Experiment:

@@ -29,7 +29,7 @@ from pgfed.report.tables.cells import Table
 from pgfed.report.tables.matrix import matrix as matrix_table
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
-from pgfed.results.formats import axis, count, factor, size
+from pgfed.results.formats import axis, count, factor, size, travelling
 from pgfed.results.runs import RunData
 from pgfed.results.verdict import judge
 from pgfed.version import __version__
@@ -195,6 +195,14 @@ def _facts(group: Group) -> str:
     )
 
 
+def _model(known: object) -> str | None:
+    """What of the model travels, what stays with the clients, and what is frozen."""
+    try:
+        return travelling(known)  # type: ignore[arg-type]
+    except (AttributeError, LookupError, TypeError, ValueError):  # an older run, or damaged
+        return None
+
+
 def _folder(folder: RunData) -> dict[str, Any]:
     known = folder.environment
     packages = known.get("packages")
@@ -205,6 +213,7 @@ def _folder(folder: RunData) -> dict[str, Any]:
         "data": f"{data.get('samples'):,} samples of {data.get('name')}"
         if isinstance(data, dict) and isinstance(data.get("samples"), int)
         else None,
+        "model": _model(known.get("model")),
         "git commit": known.get("git_commit"),
         "packages": ", ".join(f"{k} {v}" for k, v in packages.items())
         if isinstance(packages, dict)

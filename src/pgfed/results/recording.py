@@ -86,6 +86,6 @@ class InMemory(Callback, Past):
 
     @property
     def data(self) -> RunData:
-        about = environment(self._setup.federation)
+        about = environment(self._setup.federation, self._setup.about_model())
         path = Path(self._setup.experiment.name)
         return data_of(self._setup, path, about, self.runs)

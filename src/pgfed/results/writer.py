@@ -168,7 +168,7 @@ class RunWriter(Callback, Past):
                 f"{self.path}: was written by pgfed 0.1, which this version reads but does not go "
                 f"on with; `pgfed run {self.path / layout.EXPERIMENT} --out DIR` repeats it"
             )
-        self._about = environment(self._setup.federation)
+        self._about = environment(self._setup.federation, self._setup.about_model())
         if self._earlier is not None:
             methods, seeds = list(self._setup.methods), self._setup.experiment.seeds
             self._about["start_from"] = self._earlier.digests(methods, seeds)
@@ -192,6 +192,7 @@ class RunWriter(Callback, Past):
             then = json.loads(file.read_text(encoding="utf-8"))
             changed = [k for k in SAME_BITS if then["packages"][k] != now["packages"][k]]
             fingerprint = then["data"]["fingerprint"]
+            frozen = then.get("model", {}).get("frozen_sha256")
         except (LookupError, RecursionError, TypeError, ValueError) as error:
             raise UserError(f"{file}: is damaged ({error!r})") from None
         if fingerprint != now["data"]["fingerprint"]:
@@ -202,6 +203,11 @@ class RunWriter(Callback, Past):
         if then.get("start_from") != now.get("start_from"):
             raise UserError(
                 f"{self.path}: the run it was started from has changed since; start a new one"
+            )
+        if frozen != now["model"]["frozen_sha256"]:
+            raise UserError(
+                f"{self.path}: the model's frozen values are not those that the run was started "
+                "with (their SHA-256 differs); put them back, or start a new run"
             )
         if changed:
             self._warn(

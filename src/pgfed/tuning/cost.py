@@ -88,14 +88,14 @@ def _method(setup: Setup, backend: Serial, name: str, method: Algorithm) -> Esti
     states = sum(_size(run.state(i)) for i in range(k)) / k * n + _size(run.server) * m / k
     run.store.close()
     kept = sum(setup.keeps_models(seed) for seed in experiment.seeds)
-    model = 4 * setup.layout.n
+    models = 4 * setup.layout.n * (n + 1) + setup.layout.frozen_bytes
     return Estimate(
         method=name,
         seconds=seeds * (training + per_score * score_samples / _workers(setup)),
         bytes_down=sent("bytes_down"),
         bytes_up=sent("bytes_up"),
         state_bytes=states,
-        disk_bytes=kept * (n + 1) * model + seeds * (rounds * HISTORY_LINE + 100 * n),
+        disk_bytes=kept * models + seeds * (rounds * HISTORY_LINE + 100 * n),
     )
 
 

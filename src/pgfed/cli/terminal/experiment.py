@@ -11,7 +11,7 @@ import numpy as np
 from pgfed.cli.terminal.tables import console, table
 from pgfed.model.metrics import Metric
 from pgfed.results.comparison import Group, Method, Score, group
-from pgfed.results.formats import count, duration, score, size
+from pgfed.results.formats import count, duration, score, size, travelling
 from pgfed.results.formats import gain as points
 from pgfed.results.layout import methods_of
 from pgfed.results.verdict import judge
@@ -92,6 +92,7 @@ def dry_run(setup: Setup, estimates: Sequence[Estimate], memory: float) -> None:
         f"{experiment.model.name} ({setup.layout.n:,} numbers)",
         soft_wrap=True,
     )
+    screen.print(f"The model: {travelling(setup.about_model())}.", soft_wrap=True)
     clients(federation)
     columns = ("method", "time", "down", "up", "disk")
     rows = [

@@ -354,17 +354,17 @@ def _agreement(
 
 def _resolved(experiment: Experiment, agreement: Agreement) -> Experiment:
     """Complete, so that server and sites cannot fill it in differently."""
-    from pgfed.model.networks import default_model, make_task
+    from pgfed.model.networks import default_model, factory, make_task
 
     _check(experiment)
-    shape = tuple(agreement.input_shape)
-    name = experiment.model.name or default_model(shape)
+    none = agreement.without_data()
+    name = experiment.model.name or default_model(none)
     make_task(
-        name,
-        shape,
+        factory(name, experiment.model.options),
+        none.input_shape,
         len(agreement.classes),
         seed=0,
-        example=agreement.without_data().example(),
+        example=none.example(),
         head=experiment.model.head,
     )
     if "local" not in experiment.methods:  # each site is to know what it gained
