@@ -26,7 +26,7 @@ from pgfed.engine.objective import targets_of
 from pgfed.engine.runs import Setup, divide, load_federation, prepare
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
-from pgfed.model.networks import Factory, factory
+from pgfed.model.networks import Factory
 from pgfed.modules import allowed
 from pgfed.results.layout import choose, choose_client
 from pgfed.results.models import Models, ModelsInFolder, not_kept
@@ -221,7 +221,7 @@ class Result:
 
     def _module(self, kept: Models, state: dict[str, torch.Tensor]) -> nn.Module:
         if self._setup is not None:
-            federation, make = self._setup.federation, factory(self._setup.model)
+            federation, make = self._setup.federation, self._setup.model
             shape, classes = federation.input_shape, len(federation.class_names)
         else:
             assert isinstance(kept, ModelsInFolder), "what was opened lies in a folder"

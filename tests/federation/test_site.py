@@ -337,3 +337,11 @@ def test_every_site_trains_alone_as_in_simulation(made, site):
     (scores,) = (ask(site, "score", w, round=5, base=5)[1]["alone"],)
     assert scores["test_accuracy"] == run.score[1]
     assert scores["test_loss"] / scores["test_n"] == run.loss[1]
+
+
+def test_a_site_with_other_frozen_values_is_refused(made, site):
+    experiment, _ = load_experiment(made.experiment_file)
+    agreed = digest(made.agreement, experiment)
+    content = {"stage": "hello", "run": RUN, "nonce": "n", "digest": agreed}
+    head, _ = unpack(site.answer(pack({**content, "frozen": "0" * 64}), NODE))
+    assert "frozen values are others here" in head["error"]

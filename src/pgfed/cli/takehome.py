@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from pgfed.cli.options import AllowModule, DataRoot, ModulePath, SkipBad, allowed
+from pgfed.errors import UserError
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 ModelFile = Annotated[
@@ -39,7 +40,12 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     run: Run,
-    client: Client,
+    client: Annotated[
+        int | None, typer.Option(metavar="CLIENT", min=0, help="Whose model.")
+    ] = None,
+    across: Annotated[
+        bool, typer.Option("--across", help="Every client's model on every client's test data.")
+    ] = False,
     method: Method = None,
     seed: Seed = None,
     data: Annotated[
@@ -54,12 +60,17 @@ def evaluate(
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
 ) -> None:
-    """Score a client's model beside the Local and the global one."""
+    """Score a client's model beside the baselines and the global one."""
     from pgfed.cli.terminal import takehome as screens
     from pgfed.config.experiment import data_root as default_root
     from pgfed.results.reader import load
     from pgfed.takehome.evaluate import evaluate as evaluated
 
+    if across:
+        _across(run, client, method, seed, data, data_root, as_json, allow_module)
+        return
+    if client is None:
+        raise UserError("--client: say whose model, or --across for all of them")
     found = evaluated(
         load(run),
         client,
@@ -84,6 +95,33 @@ def evaluate(
         screens.evaluation(found)
 
 
+def _across(
+    run: Path,
+    client: int | None,
+    method: str | None,
+    seed: int | None,
+    data: str | None,
+    data_root: Path | None,
+    as_json: bool,
+    allow_module: list[str] | None,
+) -> None:
+    from pgfed.cli.terminal import takehome as screens
+    from pgfed.config.experiment import data_root as default_root
+    from pgfed.results.reader import load
+    from pgfed.takehome.across import across
+
+    if client is not None or data is not None:
+        raise UserError("--across: takes all clients' models and test data; leave out the rest")
+    root, trusted = default_root(data_root), allowed(allow_module)
+    found = across(load(run), method=method, seed=seed, data_root=root, allowed=trusted)
+    for line in found.left_out:
+        print(f"pgfed: left out: {line}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        screens.across(found)
+
+
 def predict(
     model: ModelFile,
     images: Annotated[
@@ -101,7 +139,6 @@ def predict(
 ) -> None:
     """Classify images: class and probability of each, as CSV."""
     from pgfed.engine.durable import write_atomic
-    from pgfed.errors import UserError
     from pgfed.results.formats import count
     from pgfed.results.models import open_model
     from pgfed.takehome import predict as predictions

@@ -92,12 +92,15 @@ def load(path: Path | None, overrides: Sequence[str] = (), *, smoke: bool = Fals
 def from_dict(content: Mapping[str, Any]) -> Experiment:
     """Check everything that can be checked without the data and without loading a method."""
     experiment = check(Experiment, content)
-    known = {*algorithms.METHODS, *map(algorithms.folder, experiment.methods)}
+    known = {*algorithms.NAMES, *map(algorithms.folder, experiment.methods)}
     for name, table in experiment.method.items():
         if name not in known and BASE not in table:
             raise unknown("method", name, known)
     if experiment.format == 1 and experiment.cohort is None:  # 0.1 did not look at the data
         experiment = replace(experiment, cohort=DEFAULT_COHORT)
+    if experiment.format == 1 and "methods" not in content:  # it did not have `alone`
+        methods = [name for name in experiment.methods if name != algorithms.ALONE]
+        experiment = replace(experiment, methods=methods)
     if "name" not in content:
         name = _data_name(experiment.data.dataset)
         experiment = replace(experiment, name=name)

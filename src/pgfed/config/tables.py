@@ -104,9 +104,26 @@ class Model:
     """The network that every client trains."""
 
     name: Annotated[
-        str | None, "cnn, mlp or package.module:factory; by default cnn from 16x16 pixels on"
+        str | None,
+        "cnn, mlp, linear, resnet18, gru, unet-small or package.module:factory; by default "
+        "unet-small for masks, gru for tokens, cnn from 16x16 pixels on, otherwise mlp",
     ] = None
-    head: Annotated[str | None, "the part that is the classifier; the last nn.Linear"] = None
+    head: Annotated[
+        str | None, "the part that is the classifier; the last nn.Linear, or else convolution"
+    ] = None
+    norm: Annotated[
+        Literal["group", "batch"] | None, "of resnet18: how its layers normalise; group by default"
+    ] = None
+    vocabulary: Annotated[
+        Annotated[int, Ge(1), Le(10_000_000)] | None,
+        "of gru: how many different tokens there are; in a simulation as many as in the data",
+    ] = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What only some models take."""
+        given = {"norm": self.norm, "vocabulary": self.vocabulary}
+        return {key: value for key, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -170,9 +187,12 @@ class Output:
         Literal["last", "best"],
         "of which round: the last one, or the one with the best mean score on validation data",
     ] = "last"
+    keep_state: Annotated[
+        bool, "keep what is needed to go on for more rounds (`pgfed resume DIR --rounds N`)"
+    ] = False
 
 
-DEFAULT_METHODS = ("local", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce")
+DEFAULT_METHODS = ("local", "alone", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce")
 
 
 @dataclass(frozen=True)
@@ -193,6 +213,9 @@ class Experiment:
         list[str], MinLen(1), "names of `pgfed methods`, of a [method.NAME], package.module:Class"
     ] = field(default_factory=lambda: list(DEFAULT_METHODS))
     evaluate_every: Annotated[Count, "rounds; the last ten are always scored"] = 1
+    start_from: Annotated[
+        str | None, "the folder of an earlier run: each client begins with its own model of it"
+    ] = None
     data: Data = field(default_factory=Data)
     task: Task = field(default_factory=Task)
     model: Model = field(default_factory=Model)
@@ -213,11 +236,11 @@ class Experiment:
         own = {algorithms.folder(name) for name in self.methods if ":" in name}
         for name, table in self.method.items():
             if BASE in table:
-                _check_variant(name, table[BASE], {*algorithms.METHODS, *own})
+                _check_variant(name, table[BASE], {*algorithms.NAMES, *own})
         for name in self.methods:
-            if ":" not in self.base(name) and self.base(name) not in algorithms.METHODS:
+            if ":" not in self.base(name) and self.base(name) not in algorithms.NAMES:
                 variants = [v for v, table in self.method.items() if BASE in table]
-                known = [*algorithms.METHODS, *variants, "package.module:Class"]
+                known = [*algorithms.NAMES, *variants, "package.module:Class"]
                 raise unknown("methods", name, known)
         folders = [algorithms.folder(name) for name in self.methods]
         for folder in folders:
@@ -263,11 +286,11 @@ def _check_variant(name: str, base: object, methods: set[str]) -> None:
     if name in methods:
         raise UserError(f"{at}: {name!r} is a method; give its variant a name of its own")
     check_folder("method", name)
-    if not isinstance(base, str) or (":" not in base and base not in algorithms.METHODS):
+    if not isinstance(base, str) or (":" not in base and base not in algorithms.NAMES):
         raise unknown(
             at,
             base if isinstance(base, str) else shown(base),
-            [*algorithms.METHODS, "package.module:Class"],
+            [*algorithms.NAMES, "package.module:Class"],
         )
 
 

@@ -127,6 +127,12 @@ class Federation:
         start, stop = self.bounds[client, part : part + 2].tolist()
         return Shard(self.x[start:stop], self.y[start:stop])
 
+    def pooled(self) -> Shard:
+        """Everybody's training data, as one client would hold it."""
+        parts = [torch.arange(start, stop) for start, stop in self.bounds[:, :2].tolist()]
+        index = torch.cat(parts).to(self.x.device)
+        return Shard(self.x[index], self.y[index])
+
     def example(self) -> Tensor:
         """Two inputs as batches have them, for a model to be tried on: the first training samples.
 

@@ -78,7 +78,8 @@ class ClientSide:
         """[new state, update, {"round", "seconds"}]."""
         began = time.perf_counter()
         rng = Rng(self.seed, client, round)
-        data = self.federation.train(client)
+        pooled = self.algorithm.course == "pooled"
+        data = self.federation.pooled() if pooled else self.federation.train(client)
         attack = self.attack if client in self.attackers else None
         if attack is not None:
             data = attack.data(data, self.task.outputs)

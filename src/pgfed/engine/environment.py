@@ -16,8 +16,8 @@ from pgfed.data.federation import Federation
 PACKAGES = ("pgfed", "torch", "numpy", "safetensors", "pillow", "scikit-learn")
 
 
-def environment(federation: Federation) -> dict[str, Any]:
-    """The content of environment.json."""
+def environment(federation: Federation, model: dict[str, Any]) -> dict[str, Any]:
+    """The content of environment.json; ``model``: what there is to say of it."""
     return {
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
@@ -34,6 +34,7 @@ def environment(federation: Federation) -> dict[str, Any]:
             "clients": len(federation),
             "samples": len(federation.y),
         },
+        "model": model,
     }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pgfed.config.experiment import IN_MEMORY, make_methods
-from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment
+from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment, Model
 from pgfed.data import DEFAULT_CLIENTS, datasets
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
@@ -20,13 +21,12 @@ from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.checkpoints import Checkpoints
 from pgfed.engine.objective import make_objective, targets_of, with_scaling
 from pgfed.engine.robust import make_mean
-from pgfed.engine.rounds import Run
+from pgfed.engine.rounds import Run, Start
 from pgfed.engine.store import ClientStore
 from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
-from pgfed.methods.registry import BASELINE
 from pgfed.model.layout import Layout
-from pgfed.model.networks import Factory, default_model, make_task
+from pgfed.model.networks import Factory, default_model, factory, make_task, vocabulary
 from pgfed.model.objectives import Objective
 
 FEW_SITES = 10  # fewer than this take part in every round, unless the experiment says otherwise
@@ -40,9 +40,10 @@ class Setup:
     experiment: Experiment  # resolved: running it again repeats the run
     federation: Federation
     methods: dict[str, Algorithm]  # by the name of their folder
-    model: str | Factory
+    model: Factory
     layout: Layout
     objective: Objective
+    frozen: str | None = None  # the SHA-256 of what is never trained, under the first seed
 
     @property
     def cohort(self) -> int:
@@ -80,11 +81,38 @@ class Setup:
             objective=self.objective,
         )
 
+    def rounds(self, method: str) -> int:
+        """How many a method takes."""
+        return self.experiment.rounds if self.methods[method].course == "rounds" else 1
+
+    @property
+    def total_rounds(self) -> int:
+        """Of all methods, under one seed."""
+        return sum(map(self.rounds, self.methods))
+
     @property
     def attack(self) -> Attack | None:
         """The attack that some clients simulate."""
         table = self.experiment.attack
         return None if table.kind == "none" else Attack(table.kind, table.share, table.strength)
+
+    def about_model(self) -> dict[str, Any]:
+        """How many numbers the model has, and how many travel, each way, when a client takes part;
+        what is frozen never does."""
+        layout = self.layout
+
+        def sent(method: Algorithm) -> int:
+            sends = "model" in method.leaves.values()
+            return layout.shared(method.shared).size if sends else 0
+
+        return {
+            "trained": layout.d,
+            "buffers": layout.extra,
+            "travels": {name: sent(method) for name, method in self.methods.items()},
+            "frozen": layout.frozen,
+            "frozen_bytes": layout.frozen_bytes,
+            "frozen_sha256": self.frozen,
+        }
 
     def keeps_models(self, seed: int) -> bool:
         """Whether the models of this seed are kept."""
@@ -117,9 +145,10 @@ def prepare(
     if experiment.attack.kind == "label-flip" and not objective.classifies:
         raise UserError("attack.kind: 'label-flip' needs classes; choose another")
     table = replace(table, metric=objective.metric)
-    name = experiment.model.name or default_model(federation.input_shape)
+    experiment = replace(experiment, model=with_model(experiment.model, federation))
+    built = factory(model or str(experiment.model.name), experiment.model.options)
     task = make_task(
-        model or name,
+        built,
         federation.input_shape,
         len(federation.class_names),
         seed=experiment.seeds[0],
@@ -129,10 +158,27 @@ def prepare(
     )
     for algorithm in methods.values():
         algorithm.check_model(task)
-    resolved = replace(
-        experiment, format=FORMAT, data=data, task=table, model=replace(experiment.model, name=name)
+    if experiment.start_from is not None:
+        place = str(Path(experiment.start_from).expanduser().absolute())
+        experiment = replace(experiment, start_from=place)
+    resolved = replace(experiment, format=FORMAT, data=data, task=table)
+    return Setup(
+        resolved,
+        federation,
+        methods,
+        built,
+        task.layout,
+        objective,
+        task.frozen_digest,
     )
-    return Setup(resolved, federation, methods, model or name, task.layout, objective)
+
+
+def with_model(model: Model, federation: Federation) -> Model:
+    """The model's name and vocabulary, where the experiment leaves them to the data."""
+    named = replace(model, name=model.name or default_model(federation))
+    if named.name == "gru" and named.vocabulary is None and federation.x.dtype == torch.int64:
+        return replace(named, vocabulary=vocabulary(federation))
+    return named
 
 
 def with_cohort(experiment: Experiment, federation: Federation) -> Experiment:
@@ -255,6 +301,10 @@ class Past:
         """Where the run's checkpoints go."""
         return None
 
+    def start(self, method: str, seed: int) -> Start | None:
+        """The models of an earlier run to begin with."""
+        return None
+
 
 NOTHING = Past()
 
@@ -274,7 +324,7 @@ def execute(setup: Setup, callbacks: Sequence[Callback], past: Past = NOTHING) -
 
 def _baseline_first(setup: Setup) -> Iterator[str]:
     """It is what the others' clients are compared with."""
-    yield from sorted(setup.methods, key=lambda method: method != BASELINE)
+    yield from sorted(setup.methods, key=lambda name: setup.methods[name].role != "baseline")
 
 
 def run_method(
@@ -288,7 +338,7 @@ def run_method(
     """All rounds of one method under one seed, from the last one on record."""
     experiment = setup.experiment
     checkpoints = past.checkpoints(method, seed)
-    run = _make_run(setup, backend, method, seed, checkpoints)
+    run = _make_run(setup, backend, method, seed, checkpoints, past.start(method, seed))
     try:
         if checkpoints is not None:
             checkpoints.restore(run, past.history(method, seed))
@@ -317,7 +367,12 @@ def run_method(
 
 
 def _make_run(
-    setup: Setup, backend: Backend, method: str, seed: int, checkpoints: Checkpoints | None
+    setup: Setup,
+    backend: Backend,
+    method: str,
+    seed: int,
+    checkpoints: Checkpoints | None,
+    start: Start | None,
 ) -> Run:
     experiment, algorithm = setup.experiment, setup.methods[method]
     engine = experiment.engine
@@ -326,7 +381,7 @@ def _make_run(
         setup.federation,
         backend,
         seed=seed,
-        rounds=experiment.rounds,
+        rounds=setup.rounds(method),
         cohort=setup.cohort,
         evaluate_every=experiment.evaluate_every,
         mean=make_mean(engine.aggregation, algorithm.leaves, engine.attackers),
@@ -335,6 +390,7 @@ def _make_run(
         store=ClientStore(
             None if checkpoints is None else checkpoints.clients, memory=engine.memory
         ),
+        start=start,
     )
 
 

@@ -46,7 +46,7 @@ class FedRoD(Algorithm):
         if not task.linear_head:
             raise UserError(
                 f"methods: 'fedrod' adds two heads to one, so the model's head must be a single "
-                f"nn.Linear; {task.head_name!r} is not"
+                f"nn.Linear that shares no weights; {task.head_name!r} is not"
             )
 
     def init_client(self, w0: Tensor, client: ClientInfo) -> State:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from pgfed.errors import UserError
+from pgfed.model.frozen import digest, resting
 from pgfed.model.layout import Layout, Place
 
 # What of a model a step moves. Buffers are in none of them.
@@ -21,16 +23,32 @@ Stepped = Literal["all", "base", "head"]
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
+@dataclass
+class Found:
+    """One tensor of a module, with all names and places that it has there."""
+
+    tensor: Tensor
+    names: list[str]
+    places: list[tuple[nn.Module, str]]  # (its owner, the attribute)
+
+
 @dataclass(frozen=True)
 class Entry:
     """One tensor of the module and its place in the flat vector."""
 
-    name: str
-    owner: nn.Module
-    attribute: str
+    names: tuple[str, ...]  # more than one where it is tied
+    places: tuple[tuple[nn.Module, str], ...]
     shape: torch.Size
     start: int
     stop: int
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """One and the same in all places."""
+        owner, attribute = self.places[0]
+        found = owner._parameters[attribute]
+        assert found is not None
+        return found
 
     def view(self, flat: Tensor) -> Tensor:
         piece = flat[self.start : self.stop]
@@ -41,49 +59,73 @@ class Entry:
         return piece.view(self.shape)
 
 
-class _Found:
-    """The tensors of a module, by where they go in the vector."""
+class _Tensors:
+    """The tensors of a module, by where they go: into the vector, or nowhere."""
 
     def __init__(self, module: nn.Module, head: nn.Module) -> None:
-        self.base: list[tuple[str, nn.Module, str, Tensor]] = []
-        self.head: list[tuple[str, nn.Module, str, Tensor]] = []
-        self.extra: list[tuple[str, nn.Module, str, Tensor]] = []
-        self.integers: list[tuple[str, nn.Module, str, Tensor]] = []
+        self.base: list[Found] = []
+        self.head: list[Found] = []
+        self.extra: list[Found] = []
+        self.frozen: list[Found] = []
+        self.integers: list[Found] = []
+        self.resting = resting(module)
+        self._known: dict[int, Found] = {}
         self._storages: dict[int, str] = {}
         in_head = {id(p) for p in head.parameters()}
+        at_rest = {id(part) for part in self.resting}
         persistent = set(module.state_dict())
         # With duplicates: a layer used under two names is tied to itself.
         for prefix, owner in module.named_modules(remove_duplicate=False):
             for attribute, p in owner._parameters.items():
                 if p is not None:
-                    name = f"{prefix}.{attribute}" if prefix else attribute
-                    self._check("parameter", name, p)
-                    self._place(p, id(p) in in_head).append((name, owner, attribute, p))
+                    trained = self.head if id(p) in in_head else self.base
+                    kind = trained if p.requires_grad else self.frozen
+                    self._add(kind, "parameter", prefix, owner, attribute, p)
             for attribute, buffer in owner._buffers.items():
-                name = f"{prefix}.{attribute}" if prefix else attribute
-                if buffer is None or name not in persistent:
+                if buffer is None or _joined(prefix, attribute) not in persistent:
                     continue
-                if not buffer.dtype.is_floating_point:
-                    self.integers.append((name, owner, attribute, buffer.clone()))
-                else:
-                    self._check("buffer", name, buffer)
-                    self.extra.append((name, owner, attribute, buffer))
+                kind = self.extra if buffer.dtype.is_floating_point else self.integers
+                kind = self.frozen if id(owner) in at_rest else kind
+                self._add(kind, "buffer", prefix, owner, attribute, buffer)
 
-    def _place(self, p: Tensor, in_head: bool) -> list[tuple[str, nn.Module, str, Tensor]]:
-        if not p.requires_grad:
-            return self.extra
-        return self.head if in_head else self.base
+    def _add(
+        self,
+        kind: list[Found],
+        what: str,
+        prefix: str,
+        owner: nn.Module,
+        attribute: str,
+        tensor: Tensor,
+    ) -> None:
+        name = _joined(prefix, attribute)
+        known = self._known.get(id(tensor))
+        if known is not None:
+            known.names.append(name)
+            if not any(o is owner and a == attribute for o, a in known.places):
+                known.places.append((owner, attribute))
+            return
+        if kind is not self.integers:
+            self._check(what, name, tensor, frozen=kind is self.frozen)
+        self._known[id(tensor)] = found = Found(tensor, [name], [(owner, attribute)])
+        kind.append(found)
 
-    def _check(self, kind: str, name: str, tensor: Tensor) -> None:
+    def _check(self, what: str, name: str, tensor: Tensor, *, frozen: bool) -> None:
+        if frozen:  # it stays where and as it is
+            self._storages.setdefault(tensor.untyped_storage().data_ptr(), name)
+            return
         where = tensor.untyped_storage().data_ptr()
         if where in self._storages and tensor.numel():
             raise UserError(
-                f"model: {name!r} shares its storage with {self._storages[where]!r}; "
-                "a model with tied parameters cannot be laid flat"
+                f"model: {name!r} shares its storage with {self._storages[where]!r} but is another "
+                "tensor, which cannot be laid flat; tie parameters by using the same nn.Parameter"
             )
         self._storages[where] = name
         if tensor.dtype != torch.float32:
-            raise UserError(f"model: {kind} {name!r} is {tensor.dtype}, must be float32")
+            raise UserError(f"model: {what} {name!r} is {tensor.dtype}, must be float32")
+
+
+def _joined(prefix: str, attribute: str) -> str:
+    return f"{prefix}.{attribute}" if prefix else attribute
 
 
 class _Bound:
@@ -107,33 +149,38 @@ class FlatModule:
             last = self.module.get_submodule(self.head_name)
         except AttributeError:
             raise UserError(f"model.head: the model has no part named {self.head_name!r}") from None
-        self._lay_flat(_Found(self.module, last))
+        self._lay_flat(_Tensors(self.module, last))
         # Shared with copies of this object: there is one module behind all of them.
         self._bound = _Bound()
         self._start = self.read()
 
-    def _lay_flat(self, found: _Found) -> None:
+    def _lay_flat(self, found: _Tensors) -> None:
         if not found.head:
             raise UserError(f"model.head: {self.head_name!r} has no trained parameters")
         self._entries: dict[str, list[Entry]] = {"base": [], "head": [], "extra": []}
         place = 0
         for part, tensors in (("base", found.base), ("head", found.head), ("extra", found.extra)):
-            for name, owner, attribute, tensor in tensors:
-                stop = place + tensor.numel()
-                entry = Entry(name, owner, attribute, tensor.shape, place, stop)
+            for t in tensors:
+                stop = place + t.tensor.numel()
+                entry = Entry(tuple(t.names), tuple(t.places), t.tensor.shape, place, stop)
                 self._entries[part].append(entry)
                 place = stop
-        self._integers = found.integers
-        entries = [e for part in self._entries.values() for e in part]
+        self._integers = [replace(t, tensor=t.tensor.clone()) for t in found.integers]
+        self._frozen, self._resting = found.frozen, found.resting
+        self._trained = self._entries["base"] + self._entries["head"]
         self.layout = Layout(
-            b=sum(t.numel() for *_, t in found.base),
-            h=sum(t.numel() for *_, t in found.head),
-            extra=sum(t.numel() for *_, t in found.extra),
+            b=_size(found.base),
+            h=_size(found.head),
+            extra=_size(found.extra),
+            frozen=_size(found.frozen),
+            frozen_bytes=sum(t.tensor.numel() * t.tensor.element_size() for t in found.frozen),
             places=tuple(
-                Place(e.name, e.start, e.stop, isinstance(e.owner, NORMS)) for e in entries
+                Place(name, e.start, e.stop, any(isinstance(o, NORMS) for o, _ in e.places))
+                for entries in self._entries.values()
+                for e in entries
+                for name in e.names
             ),
         )
-        self._trained = self._entries["base"] + self._entries["head"]
 
     @property
     def d(self) -> int:
@@ -146,7 +193,8 @@ class FlatModule:
         with torch.no_grad():
             for entries in self._entries.values():
                 for e in entries:
-                    e.view(flat).copy_(getattr(e.owner, e.attribute))
+                    owner, attribute = e.places[0]
+                    e.view(flat).copy_(getattr(owner, attribute))
         return flat
 
     def initial(self) -> Tensor:
@@ -154,12 +202,20 @@ class FlatModule:
         return self._start.clone()
 
     def named(self, theta: Tensor) -> dict[str, Tensor]:
-        """The module's own ``state_dict`` with the values of ``theta``, as fresh tensors."""
-        values = {k: v.detach().clone() for k, v in self.module.state_dict().items()}
-        values |= {name: value.clone() for name, _, _, value in self._integers}
+        """The values of ``theta`` by the names of the module's ``state_dict``, as fresh tensors.
+
+        Together with `frozen` they are all of it.
+        """
+        fixed = {name for t in self._frozen for name in t.names}
+        state = self.module.state_dict().items()
+        values = {k: v.detach().clone() for k, v in state if k not in fixed}
+        values |= {name: t.tensor.clone() for t in self._integers for name in t.names}
         for entries in self._entries.values():
             for e in entries:
-                values[e.name] = e.view(theta.detach()).clone(memory_format=torch.contiguous_format)
+                value = e.view(theta.detach())
+                values |= {
+                    name: value.clone(memory_format=torch.contiguous_format) for name in e.names
+                }
         return values
 
     def flat(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -167,8 +223,25 @@ class FlatModule:
         theta = torch.empty(self.layout.n, device=self.device)
         for entries in self._entries.values():
             for e in entries:
-                e.view(theta).copy_(values[e.name])
+                e.view(theta).copy_(values[e.names[0]])
         return theta
+
+    def frozen(self) -> dict[str, Tensor]:
+        """What is never trained, by the names of the module's ``state_dict``: it stays where it
+        is, is no part of any vector, and is the same for all clients."""
+        return {name: t.tensor.detach() for t in self._frozen for name in t.names}
+
+    def put_frozen(self, values: Mapping[str, Tensor]) -> None:
+        """Take the frozen values of a model that was kept."""
+        with torch.no_grad():
+            for t in self._frozen:
+                t.tensor.copy_(values[t.names[0]])
+        self.__dict__.pop("frozen_digest", None)
+
+    @cached_property
+    def frozen_digest(self) -> str | None:
+        """By which all who train this model know that they have the same frozen values."""
+        return digest(self.frozen())
 
     def _before_head(self, x: Tensor) -> Tensor:
         """What the head is given: the model's output with nothing in the head's place."""
@@ -194,28 +267,33 @@ class FlatModule:
         bound = self._bound
         if theta is not bound.theta:
             for e in self._trained:
-                e.owner._parameters[e.attribute].data = e.view(theta)  # type: ignore[union-attr]
+                e.parameter.data = e.view(theta)
             for e in self._entries["extra"]:
-                if e.attribute in e.owner._parameters:
-                    e.owner._parameters[e.attribute].data = e.view(theta)  # type: ignore[union-attr]
-                else:
-                    e.owner._buffers[e.attribute] = e.view(theta)
-            for _, owner, attribute, value in self._integers:
-                owner._buffers[attribute] = value.clone()
+                value = e.view(theta)
+                for owner, attribute in e.places:
+                    owner._buffers[attribute] = value
+            for t in self._integers:
+                value = t.tensor.clone()
+                for owner, attribute in t.places:
+                    owner._buffers[attribute] = value
             bound.theta = theta
         if grad is not None and grad is not bound.grad:
             for e in self._trained:
-                e.owner._parameters[e.attribute].grad = e.view(grad)  # type: ignore[union-attr]
+                e.parameter.grad = e.view(grad)
             bound.grad = grad
         if part != bound.part:
             for kind in ("base", "head"):
                 for e in self._entries[kind]:
-                    e.owner._parameters[e.attribute].requires_grad_(  # type: ignore[union-attr]
-                        part in ("all", kind)
-                    )
+                    e.parameter.requires_grad_(part in ("all", kind))
             bound.part = part
         if training != self.module.training:
             self.module.train(training)
+            for rests in self._resting:
+                rests.training = False
+
+
+def _size(tensors: list[Found]) -> int:
+    return sum(t.tensor.numel() for t in tensors)
 
 
 def _last_layer(module: nn.Module) -> str:

@@ -60,7 +60,9 @@ class Layout:
 
     b: int  # base parameters
     h: int  # parameters of the head (the classifier)
-    extra: int = 0  # floating-point buffers, and parameters that are not trained
+    extra: int = 0  # floating-point buffers
+    frozen: int = 0  # values that are never trained: they stay in the module, and never travel
+    frozen_bytes: int = 0
     places: tuple[Place, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -139,7 +141,7 @@ class Layout:
 def _part(pieces: Iterable[tuple[int, int]], size: int) -> Part:
     """Slices that touch become one."""
     merged: list[tuple[int, int]] = []
-    for start, stop in sorted(pieces):
+    for start, stop in sorted(set(pieces)):
         if start == stop:
             continue
         if merged and merged[-1][1] == start:

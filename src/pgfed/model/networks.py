@@ -1,20 +1,26 @@
-"""The models: the paper's CNN, an MLP, and a user's own factory.
+"""The models by name: the paper's CNN, an MLP, a linear one, others beside it; a user's factory.
 
 A factory is any callable ``factory(input_shape, outputs) -> nn.Module``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pgfed.data.federation import Federation
 from pgfed.errors import UserError, first_line, unknown
+from pgfed.model.gru import GRU
 from pgfed.model.kinds import CLASSES
 from pgfed.model.objectives import Objective
+from pgfed.model.resnet import ResNet18
 from pgfed.model.task import Task
+from pgfed.model.unet import SmallUNet
 from pgfed.modules import load_object
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
@@ -58,16 +64,53 @@ class MLP(nn.Module):
         return out
 
 
-MODELS: dict[str, Factory] = {"cnn": CNN, "mlp": MLP}
+class Linear(nn.Sequential):
+    """One linear layer on all of a sample: logistic or linear regression."""
+
+    def __init__(self, input_shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(int(torch.Size(input_shape).numel()), outputs))
 
 
-def default_model(input_shape: tuple[int, ...]) -> str:
-    """`cnn` for images of at least 16x16, `mlp` otherwise."""
-    return "cnn" if len(input_shape) == 3 and min(input_shape[1:]) >= 16 else "mlp"
+MODELS: dict[str, Factory] = {
+    "cnn": CNN,
+    "mlp": MLP,
+    "linear": Linear,
+    "resnet18": ResNet18,
+    "gru": GRU,
+    "unet-small": SmallUNet,
+}
+# Keys of [model] that only some take.
+OPTIONS = {"norm": "resnet18", "vocabulary": "gru"}
 
 
-def factory(name: str | Factory) -> Factory:
-    """The factory for `cnn`, `mlp`, ``package.module:factory`` or a callable."""
+def default_model(federation: Federation) -> str:
+    """`unet-small` for masks, `gru` for tokens, `cnn` for images of at least 16x16, else `mlp`."""
+    shape = federation.input_shape
+    if federation.targets == "masks":
+        return "unet-small"
+    if federation.x.dtype == torch.int64:
+        return "gru"
+    return "cnn" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
+
+
+def vocabulary(federation: Federation) -> int:
+    """How many different tokens there can be, as far as the data tells."""
+    low, high = (int(found) for found in federation.x.aminmax())
+    if low < 0:
+        raise UserError(f"{federation.name}: x holds the token {low}; allowed: integers from 0 on")
+    return high + 1
+
+
+def factory(name: str | Factory, options: Mapping[str, Any] | None = None) -> Factory:
+    """The factory for a name of `MODELS`, ``package.module:factory`` or a callable.
+
+    ``options`` are the keys of [model] that only some models take.
+    """
+    for key, value in (options or {}).items():
+        if name != (only := OPTIONS.get(key)):
+            raise UserError(
+                f"model.{key}: found {value!r}; allowed with model.name = {only!r} only"
+            )
     if callable(name):
         return name
     if ":" in name:
@@ -77,7 +120,7 @@ def factory(name: str | Factory) -> Factory:
         return made  # type: ignore[no-any-return]
     if name not in MODELS:
         raise unknown("model.name", name, [*MODELS, "package.module:factory"])
-    return MODELS[name]
+    return partial(MODELS[name], **options) if options else MODELS[name]
 
 
 def make_task(

@@ -66,7 +66,7 @@ class Task(FlatModule):
         self.objective = objective
         probe = torch.zeros(2, *self.input_shape) if example is None else example
         probe = probe.to(device)
-        self.outputs = _outputs(module.to(device).eval(), probe)
+        self.outputs = _outputs(module.to(device).eval(), probe, objective.targets == "masks")
         super().__init__(module, head, device)
         self._probe_head(probe)
 
@@ -85,7 +85,9 @@ class Task(FlatModule):
                 f"model.head: {self.head_name!r} is not the last layer executed; "
                 "name the classifier with model.head"
             )
-        self.linear_head = isinstance(head, nn.Linear)
+        own = {id(part) for part in head.modules()}
+        tied = any(id(at) not in own for e in self._entries["head"] for at, _ in e.places)
+        self.linear_head = isinstance(head, nn.Linear) and not tied
         self.width = int(z.shape[1]) if z.ndim == 2 else 0  # features that the head is given
 
     # -- one client's view ---------------------------------------------------------------------
@@ -209,13 +211,13 @@ class Task(FlatModule):
     def hessian_product(self, theta: Tensor, x: Tensor, y: Tensor, vector: Tensor) -> Tensor:
         """The Hessian of the batch's mean loss at ``theta``, times ``vector`` (both of size d)."""
         self._bind(theta, None, "all", training=len(y) > 1)
-        parameters = [e.owner._parameters[e.attribute] for e in self._trained]
+        parameters = [e.parameter for e in self._trained]
         loss = self.objective.loss(self.module(x), y)
-        gradients = torch.autograd.grad(loss, parameters, create_graph=True)  # type: ignore[arg-type]
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True)
         inner = torch.stack(
             [(g * e.view(vector)).sum() for g, e in zip(gradients, self._trained, strict=True)]
         ).sum()
-        products = torch.autograd.grad(inner, parameters, allow_unused=True)  # type: ignore[arg-type]
+        products = torch.autograd.grad(inner, parameters, allow_unused=True)
         out = torch.zeros(self.d, device=self.device)
         for e, product in zip(self._trained, products, strict=True):
             if product is not None:
@@ -280,22 +282,23 @@ def _indices(
             yield order[start : start + size]
 
 
-def _outputs(module: nn.Module, probe: Tensor) -> int:
+def _outputs(module: nn.Module, probe: Tensor, masks: bool) -> int:
     """How many outputs the model has for one sample, or for each of its pixels."""
     try:
         with torch.no_grad():
             out = module(probe)
     except Exception as error:
         kind = str(probe.dtype).removeprefix("torch.")
+        hint = "" if probe.is_floating_point() else " (integers are tokens; numbers must be floats)"
         raise UserError(
             f"model: does not accept inputs of shape {tuple(probe.shape[1:])} ({kind}): "
-            f"{first_line(error)}"
+            f"{first_line(error)}{hint}"
         ) from error
     if not isinstance(out, Tensor):
         raise UserError(f"model: returns {type(out).__name__}; allowed: a tensor")
-    if out.ndim not in (2, 4) or out.shape[0] != 2:
+    form = "(2, outputs, height, width), as masks need it" if masks else "(2, outputs)"
+    if out.ndim != (4 if masks else 2) or out.shape[0] != 2:
         raise UserError(
-            f"model: returns a tensor of shape {tuple(out.shape)} for two samples; allowed: "
-            "(batch, outputs), or (batch, outputs, height, width) for masks"
+            f"model: returns a tensor of shape {tuple(out.shape)} for two samples; allowed: {form}"
         )
     return int(out.shape[1])

@@ -29,7 +29,7 @@ from pgfed.report.tables.cells import Table
 from pgfed.report.tables.matrix import matrix as matrix_table
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
-from pgfed.results.formats import axis, count, factor, size
+from pgfed.results.formats import axis, count, factor, size, travelling
 from pgfed.results.runs import RunData
 from pgfed.results.verdict import judge
 from pgfed.version import __version__
@@ -133,7 +133,8 @@ def _parts(group: Group, style: Style, prefix: str) -> list[Part]:
             "Client by client",
             present(gains(group, style), partition(group)),
             filled(
-                ("Gain over Local", clients.gains(group)), ("By domain", clients.domains(group))
+                (f"Gain over {group.over}", clients.gains(group)),
+                ("By domain", clients.domains(group)),
             ),
             client=True,
         ),
@@ -194,6 +195,14 @@ def _facts(group: Group) -> str:
     )
 
 
+def _model(known: object) -> str | None:
+    """What of the model travels, what stays with the clients, and what is frozen."""
+    try:
+        return travelling(known)  # type: ignore[arg-type]
+    except (AttributeError, LookupError, TypeError, ValueError):  # an older run, or damaged
+        return None
+
+
 def _folder(folder: RunData) -> dict[str, Any]:
     known = folder.environment
     packages = known.get("packages")
@@ -204,6 +213,7 @@ def _folder(folder: RunData) -> dict[str, Any]:
         "data": f"{data.get('samples'):,} samples of {data.get('name')}"
         if isinstance(data, dict) and isinstance(data.get("samples"), int)
         else None,
+        "model": _model(known.get("model")),
         "git commit": known.get("git_commit"),
         "packages": ", ".join(f"{k} {v}" for k, v in packages.items())
         if isinstance(packages, dict)
@@ -259,6 +269,7 @@ def _clients(group: Group) -> dict[str, Any]:
         "n_test": known.n_test[few].tolist(),
         "classes": classes,
         "axis": axis(group.metric),
+        "over": group.over,
         "digits": {"share": 1, "number": 3, "target": 2}[group.metric.unit],
         "methods": methods,
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from pgfed.model.metrics import ACCURACY, Metric
 from pgfed.results.statistics import Comparison, Correlation
@@ -21,6 +23,22 @@ def size(count: float) -> str:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} TB"
+
+
+def travelling(model: Mapping[str, Any]) -> str:
+    """In words what of a model travels and what stays, from environment.json."""
+    whole = model["trained"] + model["buffers"]
+    by_size: dict[int, list[str]] = {}
+    for method, sent in model["travels"].items():
+        by_size.setdefault(sent, []).append(method)
+    sent = [
+        f"{n:,} sent each way ({size(4 * n)}) and {whole - n:,} kept at home by {', '.join(names)}"
+        for n, names in sorted(by_size.items(), reverse=True)
+    ]
+    text = f"{whole:,} numbers: {'; '.join(sent)}"
+    if model["frozen"]:
+        text += f"; {model['frozen']:,} frozen ({size(model['frozen_bytes'])}), never sent"
+    return text
 
 
 def duration(seconds: float) -> str:

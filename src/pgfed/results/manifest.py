@@ -62,6 +62,7 @@ class Manifest(_Part):
     metric: str
     task: dict[str, Any] = Field(default_factory=dict)  # [task]; what it does not say is default
     model: str
+    model_options: dict[str, str | int] = Field(default_factory=dict)
     head: str
     input_shape: list[Size] = Field(min_length=1, max_length=4)
     classes: list[str] = Field(min_length=1)  # a name for each output
@@ -70,6 +71,7 @@ class Manifest(_Part):
     image_size: Size | None = None  # images were resized to this square
     data_fingerprint: str | None = None
     shared: File | None = Field(None, alias="global")
+    frozen: File | None = None  # what all models have in common: it was never trained
     clients: list[Client]
 
     @property

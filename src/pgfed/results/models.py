@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load as tensors_in
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from pgfed.config import experiment as experiments
@@ -27,6 +26,7 @@ from pgfed.engine.rounds import Run
 from pgfed.engine.runs import Setup
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm
+from pgfed.model.frozen import to_bytes
 from pgfed.model.networks import MODELS, Factory, factory
 from pgfed.model.task import Task
 from pgfed.modules import NONE, Allowed, allowed
@@ -38,6 +38,7 @@ from pgfed.results.runs import number
 
 SUFFIX = ".safetensors"
 GLOBAL = "global" + SUFFIX
+FROZEN = "frozen" + SUFFIX  # what all models of the folder have in common
 NEVER_SAMPLED = "never-sampled" + SUFFIX
 RESERVED = {"global", "never-sampled", "frozen"}
 
@@ -64,10 +65,10 @@ class ModelsInMemory:
         self._global = run.global_model()
 
     def personal(self, client: int) -> dict[str, Tensor]:
-        return self._task.named(self._personal[client])
+        return {**self._task.frozen(), **self._task.named(self._personal[client])}
 
     def shared(self) -> dict[str, Tensor]:
-        return self._task.named(self._global)
+        return {**self._task.frozen(), **self._task.named(self._global)}
 
 
 class ModelsInFolder:
@@ -88,7 +89,8 @@ class ModelsInFolder:
     def _read(self, row: Client | File | None) -> dict[str, Tensor]:
         if row is None or row.file is None or row.sha256 is None:
             raise UserError(f"{self._folder}: holds no such model")
-        return read_model(self._folder / row.file, row.sha256)
+        own = read_model(self._folder / row.file, row.sha256)
+        return {**_frozen(self._folder, self.manifest), **own}
 
     def personal_model(self, client: int | str) -> Model:
         """A client's personalized model, and what there is to say of it."""
@@ -112,7 +114,7 @@ class ModelsInFolder:
     def factory(self) -> Factory:
         """What builds these models; one of a user's own only if it is allowed."""
         check_module(self.manifest, self._folder, self._allowed)
-        return factory(self.manifest.model)
+        return factory(self.manifest.model, self.manifest.model_options)
 
 
 def kept_models(path: Path, method: str, seed: int, allowed: Allowed = NONE) -> ModelsInFolder:
@@ -152,7 +154,7 @@ class Model:
         """The model in evaluation mode."""
         about = self.manifest
         self.check_module()
-        make = factory(about.model)
+        make = factory(about.model, about.model_options)
         try:
             if about.model in MODELS:  # a manifest may claim inputs of any size: none is allocated
                 with torch.device("meta"):
@@ -212,7 +214,7 @@ def open_model(path: Path, allowed: Allowed = NONE) -> Model:
         raise UserError(f"{path}: cannot be read (No such file or directory)")
     about = manifests.read(path.parent)
     digest, entry = _entry(path, about)
-    values = read_model(path, digest)
+    values = {**_frozen(path.parent, about), **read_model(path, digest)}
     # Of the types that models have: for smaller ones, in a file from elsewhere, torch cannot tell.
     floats = [v for v in values.values() if v.is_floating_point() and v.itemsize > 1]
     if not all(value.isfinite().all() for value in floats):
@@ -247,6 +249,11 @@ def _entry(path: Path, about: Manifest) -> tuple[str, dict[str, Any]]:
     # Clients that never took part have one model, and so one file, in common.
     common = {"file": path.name, "sha256": digest, "clients": [row.client for row in rows]}
     return digest, {"role": "client", **common}
+
+
+def _frozen(folder: Path, about: Manifest) -> dict[str, Tensor]:
+    """What the models of a folder have in common because it was never trained."""
+    return {} if about.frozen is None else read_model(folder / FROZEN, about.frozen.sha256)
 
 
 def read_model(path: Path, digest: str) -> dict[str, Tensor]:
@@ -308,6 +315,7 @@ def write_models(
         round=run.round,
         seed=run.seed,
         shared=write_model(folder / GLOBAL, run.task.named(run.global_model())),
+        frozen=write_frozen(folder, run.task),
         clients=clients,
     )
     manifests.write(folder, content)
@@ -345,6 +353,7 @@ def manifest(
     round: int,
     seed: int,
     shared: dict[str, str] | None,
+    frozen: dict[str, str] | None,
     clients: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     """The content of manifest.json; a client whose model is elsewhere has no file."""
@@ -358,6 +367,7 @@ def manifest(
         "metric": task.objective.metric,
         "task": task_table(experiment),
         "model": experiment.model.name,
+        "model_options": experiment.model.options,
         "head": task.head_name,
         "input_shape": list(federation.input_shape),
         "classes": list(federation.class_names),
@@ -366,6 +376,7 @@ def manifest(
         "image_size": experiment.data.image_size,
         "data_fingerprint": federation.fingerprint if len(federation.y) else None,
         "global": shared,
+        "frozen": frozen,
         "clients": list(clients),
     }
 
@@ -396,6 +407,12 @@ def _personal(run: Run) -> Iterator[tuple[int, Tensor, bool]]:
 
 def write_model(path: Path, values: dict[str, Tensor]) -> dict[str, str]:
     """A model file of a ``state_dict``; what a manifest says of it."""
-    data = save({name: value.cpu().contiguous() for name, value in values.items()})
+    data = to_bytes(values)
     write_atomic(path, data)
     return {"file": path.name, "sha256": sha256(data)}
+
+
+def write_frozen(folder: Path, task: Task) -> dict[str, str] | None:
+    """The file of what is never trained, once for all models of a folder; what a manifest says."""
+    frozen = task.frozen()
+    return write_model(folder / FROZEN, frozen) if frozen else None

@@ -14,7 +14,6 @@ from pgfed.data import matching as agreed
 from pgfed.data.federation import Shard, build_seat
 from pgfed.engine.runs import load_federation
 from pgfed.errors import UserError
-from pgfed.methods.registry import BASELINE
 from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
 from pgfed.results.manifest import Manifest
@@ -45,7 +44,7 @@ class Evaluation:
     unchanged: bool | None  # is the data what it was in the run? None: not the run's data
     classes: list[str]
     rows: list[Row]
-    has_local: bool
+    has_baseline: bool
     left_out: list[str]  # models that cannot be scored, each with the reason
 
     def as_json(self) -> dict[str, Any]:
@@ -74,16 +73,16 @@ def evaluate(
     skip_bad: bool = False,
     allowed: Allowed = NONE,
 ) -> Evaluation:
-    """The personalized models beside the Local one and the global ones."""
+    """The personalized models beside the baselines and the global ones."""
     wanted = layout.choose_methods(run.experiment, run.path, method)
     chosen = layout.choose_seed(run.experiment, seed)
-    has_local = BASELINE in layout.methods_of(run.experiment)
-    order = [*([BASELINE] if has_local else []), *(m for m in wanted if m != BASELINE)]
+    baselines = [name for name, info in run.methods.items() if info.role == "baseline"]
+    order = [*baselines, *(m for m in wanted if m not in baselines)]
     models, diverged = [], []
     for m in order:
-        # Local has no global model: what it gives to new clients is the untrained start.
+        # A baseline has no global model: what it gives to new clients is the untrained start.
         kept = kept_models(run.path, m, chosen, allowed)
-        for kind in ("personal",) if m == BASELINE else ("personal", "global"):
+        for kind in ("personal",) if m in baselines else ("personal", "global"):
             try:
                 personal = kind == "personal"
                 model = kept.personal_model(client) if personal else kept.shared_model()
@@ -104,7 +103,7 @@ def evaluate(
         unchanged=unchanged,
         classes=first.manifest.classes,
         rows=rows,
-        has_local=has_local,
+        has_baseline=bool(baselines),
         left_out=[str(error) for error in diverged],
     )
 

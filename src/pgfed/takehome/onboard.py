@@ -26,7 +26,7 @@ from pgfed.methods.randomness import Rng
 from pgfed.methods.settings import TrainConfig
 from pgfed.methods.steps import fine_tuned
 from pgfed.model.metrics import Metric
-from pgfed.model.networks import make_task
+from pgfed.model.networks import factory, make_task
 from pgfed.model.task import Task
 from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
@@ -34,7 +34,7 @@ from pgfed.results import manifest as manifests
 from pgfed.results.formats import axis, factor
 from pgfed.results.layout import csv_text
 from pgfed.results.manifest import Manifest
-from pgfed.results.models import Model, kept_models, write_model
+from pgfed.results.models import Model, kept_models, write_frozen, write_model
 from pgfed.results.runs import RunData, number
 from pgfed.takehome.figures import drawing
 from pgfed.takehome.metrics import objective_of
@@ -83,7 +83,11 @@ class Onboarding:
     train: TrainConfig
     site: Federation  # of one client
     newcomers: list[Newcomer]  # training alone comes first
-    metric: Metric
+    task: Task
+
+    @property
+    def metric(self) -> Metric:
+        return self.task.objective.primary
 
     @property
     def best(self) -> Newcomer:
@@ -131,7 +135,7 @@ def onboard(
     about = first.manifest
     site = _site(data, data_root, about, run.experiment.data, skip_bad)
     task = make_task(
-        about.model,
+        factory(about.model, about.model_options),
         about.shape,
         len(about.classes),
         seed=chosen,
@@ -139,6 +143,7 @@ def onboard(
         head=about.head,
         objective=objective_of(first, allowed),
     )
+    task.put_frozen(first.values)
     own = run.experiment.train
     train = TrainConfig(epochs, own.batch_size, own.lr if lr is None else lr, own.momentum)
     # The new site's seat is the one after the last.
@@ -154,7 +159,7 @@ def onboard(
             curve, best, tuned = tune(task, theta, site, streams, train)
             start = _start(run, name, allowed)
             newcomers.append(Newcomer(name, start, source, curve, best, task.named(tuned)))
-    return Onboarding(data, chosen, train, site, newcomers, task.objective.primary)
+    return Onboarding(data, chosen, train, site, newcomers, task)
 
 
 def _site(data: str, root: Path, about: Manifest, table: Data, skip_bad: bool) -> Federation:
@@ -257,7 +262,8 @@ def write(result: Onboarding, out: Path) -> None:
             rows = [asdict(epoch) for epoch in newcomer.curve]
             write_atomic(folder / "curve.csv", csv_text(rows))
             file = write_model(folder / FILE, newcomer.values)
-            manifests.write(folder, _manifest(newcomer, result, file))
+            frozen = write_frozen(folder, result.task)
+            manifests.write(folder, {**_manifest(newcomer, result, file), "frozen": frozen})
         except OSError as error:
             where = error.filename or folder
             raise UserError(f"{where}: cannot be written ({error.strerror})") from None

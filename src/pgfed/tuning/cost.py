@@ -59,6 +59,8 @@ def memory(setup: Setup, estimates: list[Estimate]) -> float:
 
 
 def _method(setup: Setup, backend: Serial, name: str, method: Algorithm) -> Estimate:
+    if method.course != "rounds":
+        return _once(setup, name, method)
     experiment, n = setup.experiment, len(setup.federation)
     run = Run(
         method,
@@ -86,15 +88,23 @@ def _method(setup: Setup, backend: Serial, name: str, method: Algorithm) -> Esti
     states = sum(_size(run.state(i)) for i in range(k)) / k * n + _size(run.server) * m / k
     run.store.close()
     kept = sum(setup.keeps_models(seed) for seed in experiment.seeds)
-    model = 4 * setup.layout.n
+    models = 4 * setup.layout.n * (n + 1) + setup.layout.frozen_bytes
     return Estimate(
         method=name,
         seconds=seeds * (training + per_score * score_samples / _workers(setup)),
         bytes_down=sent("bytes_down"),
         bytes_up=sent("bytes_up"),
         state_bytes=states,
-        disk_bytes=kept * (n + 1) * model + seeds * (rounds * HISTORY_LINE + 100 * n),
+        disk_bytes=kept * models + seeds * (rounds * HISTORY_LINE + 100 * n),
     )
+
+
+def _once(setup: Setup, name: str, method: Algorithm) -> Estimate:
+    """Of a method that trains to the end: how long that is, nobody knows before."""
+    seeds, n = len(setup.experiment.seeds), len(setup.federation)
+    kept = sum(setup.keeps_models(seed) for seed in setup.experiment.seeds)
+    disk = kept * (n + 1) * 4 * setup.layout.n + seeds * (HISTORY_LINE + 100 * n)
+    return Estimate(name, 0.0, 0.0, 0.0, 4.0 * n * setup.layout.n, disk)
 
 
 def _busy_images(setup: Setup, method: Algorithm) -> float:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pgfed.cli.terminal.tables import console, table
-from pgfed.methods.registry import BASELINE
 from pgfed.model.metrics import Metric
 from pgfed.results.comparison import Group, Method, Score, group
-from pgfed.results.formats import count, duration, score, size
+from pgfed.results.formats import count, duration, score, size, travelling
 from pgfed.results.formats import gain as points
 from pgfed.results.layout import methods_of
 from pgfed.results.verdict import judge
@@ -27,7 +26,7 @@ COLUMNS = (
     "method",
     "{}, last 10 rounds",
     "best (on test)",
-    "gain over Local",
+    "gain over {over}",
     "gained",
     "harmed",
     "sent",
@@ -43,7 +42,7 @@ def outcomes(run: RunData, page: Path | None = None) -> None:
     """The table per method, the verdict, and where the rest is."""
     (found,) = group([run])
     screen = console()
-    columns = [name.format(found.metric.title) for name in COLUMNS]
+    columns = [name.format(found.metric.title, over=found.over) for name in COLUMNS]
     screen.print(table(columns, outcome_rows(found)))
     for line in judge(found).lines:
         screen.print(line, soft_wrap=True, markup=False)
@@ -57,7 +56,7 @@ def outcome_rows(of: Group) -> list[list[str]]:
     rows = []
     asked = methods_of(of.folders[0].experiment)
     for method in sorted(of.methods, key=lambda m: asked.index(m.name)):
-        gain, alone = of.gain(method), method.base == BASELINE
+        gain, alone = of.gain(method), method.about.role == "baseline"
         speed = method.images_per_second()
         cells = [
             "" if alone else points(None if gain is None else gain.mean, of.metric),
@@ -93,6 +92,7 @@ def dry_run(setup: Setup, estimates: Sequence[Estimate], memory: float) -> None:
         f"{experiment.model.name} ({setup.layout.n:,} numbers)",
         soft_wrap=True,
     )
+    screen.print(f"The model: {travelling(setup.about_model())}.", soft_wrap=True)
     clients(federation)
     columns = ("method", "time", "down", "up", "disk")
     rows = [

@@ -28,6 +28,7 @@ from pgfed.config import experiment as experiments
 from pgfed.config.schema import Table, check
 from pgfed.config.tables import DEFAULT_COHORT, Experiment
 from pgfed.engine.durable import write_atomic
+from pgfed.engine.objective import targets_of
 from pgfed.errors import UserError
 from pgfed.federation.folders import templates
 from pgfed.modules import NONE, Allowed, allowed
@@ -175,6 +176,9 @@ def load_experiment(
         experiments.check_modules(loaded, path, allowed)
     methods, experiment = experiments.make_methods(loaded)
     _check(experiment)
+    for name, method in methods.items():
+        if method.course == "pooled":
+            raise UserError(f"methods: {name!r} needs all data in one place; only simulations do")
     if experiment.cohort is None:
         experiment = replace(experiment, cohort=DEFAULT_COHORT)
     return experiment, methods
@@ -324,7 +328,8 @@ def _agreement(
 
         try:
             table = experiment.data
-            data = datasets.load(table.dataset, None, skip_bad=table.skip_bad)
+            form = targets_of(experiment.task)
+            data = datasets.load(table.dataset, None, skip_bad=table.skip_bad, targets=form)
         except UserError as error:
             raise UserError(
                 f"--classes, --shape: needed, as the experiment's data is not here ({error})"
@@ -349,17 +354,17 @@ def _agreement(
 
 def _resolved(experiment: Experiment, agreement: Agreement) -> Experiment:
     """Complete, so that server and sites cannot fill it in differently."""
-    from pgfed.model.networks import default_model, make_task
+    from pgfed.model.networks import default_model, factory, make_task
 
     _check(experiment)
-    shape = tuple(agreement.input_shape)
-    name = experiment.model.name or default_model(shape)
+    none = agreement.without_data()
+    name = experiment.model.name or default_model(none)
     make_task(
-        name,
-        shape,
+        factory(name, experiment.model.options),
+        none.input_shape,
         len(agreement.classes),
         seed=0,
-        example=agreement.without_data().example(),
+        example=none.example(),
         head=experiment.model.head,
     )
     if "local" not in experiment.methods:  # each site is to know what it gained

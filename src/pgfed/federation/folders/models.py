@@ -7,13 +7,14 @@ from pgfed.data.federation import Federation
 from pgfed.engine.objective import make_objective
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import Agreement
-from pgfed.model.networks import default_model, make_task
+from pgfed.model.networks import Factory, default_model, factory, make_task
 from pgfed.model.objectives import Objective
 from pgfed.model.task import Task
 
 
-def model_name(agreement: Agreement, experiment: Experiment) -> str:
-    return experiment.model.name or default_model(tuple(agreement.input_shape))
+def model_of(agreement: Agreement, experiment: Experiment) -> Factory:
+    name = experiment.model.name or default_model(agreement.without_data())
+    return factory(name, experiment.model.options)
 
 
 def make_model(
@@ -21,7 +22,7 @@ def make_model(
 ) -> Task:
     """Tried on the site's own samples; at the server, which has none, on zeros."""
     return make_task(
-        model_name(agreement, experiment),
+        model_of(agreement, experiment),
         tuple(agreement.input_shape),
         len(agreement.classes),
         seed=seed,
@@ -29,6 +30,19 @@ def make_model(
         head=experiment.model.head,
         objective=objective_of(agreement, experiment),
     )
+
+
+def frozen_digests(agreement: Agreement, experiment: Experiment, federation: Federation) -> str:
+    """By which server and sites know that they hold the same frozen values, under every seed.
+
+    Empty where the model has none.
+    """
+    first, *others = experiment.seeds
+    digest = make_model(agreement, experiment, first, federation).frozen_digest
+    if digest is None:
+        return ""
+    made = (make_model(agreement, experiment, seed, federation) for seed in others)
+    return " ".join([digest, *(str(task.frozen_digest) for task in made)])
 
 
 def objective_of(agreement: Agreement, experiment: Experiment) -> Objective:

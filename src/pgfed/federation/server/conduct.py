@@ -24,7 +24,7 @@ from pgfed.engine.rounds import Run
 from pgfed.engine.runs import Setup, run_method
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import RUN_FILE, FederationFolder, digest, load_experiment
-from pgfed.federation.folders.models import make_model, model_name
+from pgfed.federation.folders.models import frozen_digests, make_model, model_of
 from pgfed.federation.server.backend import Flower, QuorumError, Replay
 from pgfed.federation.server.seats import Seats
 from pgfed.federation.server.status import Status
@@ -33,7 +33,7 @@ from pgfed.results import layout
 from pgfed.results import manifest as manifests
 from pgfed.results.layout import csv_text
 from pgfed.results.manifest import NAME
-from pgfed.results.models import GLOBAL, manifest, model_files, write_model
+from pgfed.results.models import GLOBAL, manifest, model_files, write_frozen, write_model
 from pgfed.results.runs import Evidence
 from pgfed.results.statistics import Floats
 from pgfed.results.writer import RunWriter, write_json
@@ -63,17 +63,20 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     agreed = digest(folder.agreement, experiment)
     federation = folder.agreement.without_data()
     task = make_model(folder.agreement, experiment, experiment.seeds[0], federation)
-    model, head = model_name(folder.agreement, experiment), experiment.model.head
+    model, head = model_of(folder.agreement, experiment), experiment.model.head
     table = replace(experiment.task, metric=task.objective.metric)
     written = replace(experiment, format=FORMAT, task=table)
-    setup = Setup(written, federation, methods, model, task.layout, task.objective)
+    setup = Setup(
+        written, federation, methods, model, task.layout, task.objective, task.frozen_digest
+    )
 
     folder.run.mkdir(exist_ok=True)
     run = _identify(folder.run, agreed)
     status = Status(folder.run, folder.agreement.seats)
     with FederationRun(folder.run, setup, resume=options.resume, warn=status.tell) as keeper:
         try:
-            seats = Seats(grid, folder, federation, run, agreed, status)
+            frozen = frozen_digests(folder.agreement, experiment, federation)
+            seats = Seats(grid, folder, federation, run, agreed, frozen, status)
             backend = Flower(
                 grid,
                 seats,
@@ -222,6 +225,7 @@ class FederationRun(RunWriter):
             round=run.round,
             seed=run.seed,
             shared=write_model(models / GLOBAL, run.task.named(run.global_model())),
+            frozen=write_frozen(models, run.task),
             clients=[
                 {"client": row["client"], "id": i, **row, **files.get(i, {})}
                 for i, row in enumerate(rows)

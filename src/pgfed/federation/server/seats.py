@@ -39,13 +39,14 @@ class Seats:
         federation: Federation,
         run: str,
         digest: str,
+        frozen: str,
         status: Status,
     ) -> None:
         self.federation = federation
         self.facts: dict[int, dict[str, Any]] = {}  # what each site said about itself
         self._grid = grid
         self._keys = [load_public(folder.key(i)) for i in range(folder.agreement.seats)]
-        self._run, self._digest = run, digest
+        self._run, self._digest, self._frozen = run, digest, frozen
         self._status = status
         self._node: dict[int, int] = {}  # client -> node
         self._online: set[int] = set()
@@ -95,7 +96,8 @@ class Seats:
 
     def _greet(self, node: int, now: float) -> None:
         nonce = secrets.token_hex(16)
-        head = {"stage": "hello", "run": self._run, "nonce": nonce, "digest": self._digest}
+        agreed = {"digest": self._digest, "frozen": self._frozen}
+        head = {"stage": "hello", "run": self._run, "nonce": nonce, **agreed}
         message = Message(pack(head), dst_node_id=node, message_type=MESSAGE, ttl=PATIENCE)
         (name,) = self._grid.push_messages([message])
         if name:

@@ -31,14 +31,14 @@ from pgfed.errors import UserError
 from pgfed.federation.flower.records import BadRecord, Head, field, pack, unpack
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import load_private, sign_claim
-from pgfed.federation.folders.models import make_model
+from pgfed.federation.folders.models import frozen_digests, make_model
 from pgfed.federation.site import data as sitedata
 from pgfed.methods.contract import FederationInfo
 from pgfed.methods.registry import BASELINE
 from pgfed.methods.values import State
 from pgfed.results import manifest as manifests
 from pgfed.results.layout import EVIDENCE, csv_text, seed_folder
-from pgfed.results.models import manifest, write_model
+from pgfed.results.models import manifest, write_frozen, write_model
 from pgfed.results.runs import Evidence
 from pgfed.results.writer import write_evidence
 
@@ -102,6 +102,7 @@ class Site:
         self.federation = sitedata.load(self.file, name, self.experiment.data, at)
         self._key = load_private(folder.key)
         self._digest = digest(self.file, self.experiment)
+        self._frozen = frozen_digests(self.file, self.experiment, self.federation)
         self._sides: dict[tuple[str, int], ClientSide] = {}
 
     # -- being asked ---------------------------------------------------------------------------
@@ -138,6 +139,11 @@ class Site:
                 "this site holds another agreement or experiment than the server: compare "
                 "site.toml and experiment.toml with the server's federation.toml and "
                 "experiment.toml"
+            )
+        if head.get("frozen", "") != self._frozen:
+            raise Refused(
+                "the model's frozen values are others here than at the server (their SHA-256 "
+                "differs): compare the files that its factory reads, and the versions of torch"
             )
         run, nonce = field(head, "run", str), field(head, "nonce", str)
         counts = {
@@ -289,6 +295,7 @@ class Site:
             round=head["round"],
             seed=seed,
             shared=None,
+            frozen=write_frozen(folder, side.task),
             clients=[{**row, "id": self.client, "score": accuracy, **file}],
         )
         manifests.write(folder, content)
