@@ -238,8 +238,8 @@ class Run:
             scores["client_score"] = [
                 None if np.isnan(a) else round(float(a), 4) for a in self.score
             ]
-        known = self._honest & ~np.isnan(self.score)
-        if diverged := int(np.isnan(self.loss[known]).sum()):
+        tested = self._honest & ~self._unscored & (self.federation.n_test > 0)
+        if diverged := int(np.isnan(self.loss[tested]).sum()):
             scores["diverged"] = diverged  # clients whose model holds NaN
         validation = self._mean_of(self.validation_score)
         return scores if validation is None else {**scores, "mean_validation_score": validation}

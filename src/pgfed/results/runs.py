@@ -335,7 +335,9 @@ def summary(
     target = TARGET if metric.bounded and metric.more_is_better else None
     reached = (r["round"] for r in scored if target is not None and r["mean_score"] >= target)
     gain = gain_over(run, alone, metric)
-    gain = None if gain is None else np.delete(gain, sorted(run.attackers))
+    others = sorted(run.attackers)
+    gain = None if gain is None else np.delete(gain, others)
+    metrics = {name: mean_std(np.delete(each, others))[0] for name, each in run.metrics.items()}
     seconds = history.train_seconds
     gain_mean, gain_std = mean_std(np.array([]) if gain is None else gain)
     return {
@@ -362,7 +364,7 @@ def summary(
         "samples_per_second": history.samples / seconds if seconds else None,
         "seconds": history.seconds,
         **({"attackers": attackers} if attackers else {}),
-        "metrics": {name: number(mean_std(values)[0]) for name, values in run.metrics.items()},
+        "metrics": {name: number(mean) for name, mean in metrics.items()},
     }
 
 

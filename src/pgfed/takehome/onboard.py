@@ -223,8 +223,8 @@ def _better(new: Epoch, old: Epoch, metric: Metric) -> bool:
 
 def _standing(epoch: Epoch, metric: Metric) -> tuple[float, float]:
     """More is better. Where the metric is undefined, as AUC with one class only, the loss alone."""
-    known = np.isfinite(epoch.validation_score)
-    return metric.sign * epoch.validation_score if known else 0.0, -_loss(epoch)
+    undefined = np.isnan(epoch.validation_score)
+    return 0.0 if undefined else metric.sign * epoch.validation_score, -_loss(epoch)
 
 
 def _loss(epoch: Epoch) -> float:

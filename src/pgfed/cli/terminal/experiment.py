@@ -27,8 +27,8 @@ COLUMNS = (
     "{}, last 10 rounds",
     "best (on test)",
     "gain over {over}",
-    "clients gained",
-    "clients harmed",
+    "gained",
+    "harmed",
     "sent",
     "samples/s",
 )
