@@ -101,7 +101,10 @@ class Run:
     def _step(self) -> dict[str, Any]:
         began = time.perf_counter()
         t = self.round + 1
-        cohort = draw_cohort(self.seed, t, self.info.clients, self.info.cohort)
+        keys = self.federation.keys
+        cohort = draw_cohort(
+            self.seed, t, self.info.clients, self.info.cohort, None if keys is None else list(keys)
+        )
         rng = ServerRng(self.seed, t)
         messages = self.algorithm.messages(self.server, cohort, rng)
         common = _common(messages)

@@ -17,7 +17,6 @@ from pgfed.errors import UserError
 from pgfed.methods.registry import BASELINE
 from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
-from pgfed.results.manifest import Manifest
 from pgfed.results.models import Diverged, Model, kept_models
 from pgfed.results.runs import RunData, client_title
 from pgfed.takehome.metrics import Scores, probabilities, score
@@ -65,7 +64,7 @@ class Evaluation:
 
 def evaluate(
     run: RunData,
-    client: int,
+    client: int | str,
     *,
     method: str | None,
     seed: int | None,
@@ -75,6 +74,7 @@ def evaluate(
     allowed: Allowed = NONE,
 ) -> Evaluation:
     """The personalized models beside the Local one and the global ones."""
+    client = layout.choose_client(run.clients.names, client)
     wanted = layout.choose_methods(run.experiment, run.path, method)
     chosen = layout.choose_seed(run.experiment, seed)
     has_local = BASELINE in layout.methods_of(run.experiment)
@@ -93,7 +93,7 @@ def evaluate(
     if not models:
         raise diverged[0]
     first = models[0][2]
-    shard, unchanged = _data(run, client, first.manifest, data, data_root, skip_bad)
+    shard, unchanged = _data(run, client, first, data, data_root, skip_bad)
     rows = [Row(m, kind, _score(model, shard)) for m, kind, model in models]
     return Evaluation(
         client=client,
@@ -113,10 +113,11 @@ def _score(model: Model, shard: Shard) -> Scores:
 
 
 def _data(
-    run: RunData, client: int, about: Manifest, name: str | None, root: Path, skip_bad: bool
+    run: RunData, client: int, model: Model, name: str | None, root: Path, skip_bad: bool
 ) -> tuple[Shard, bool | None]:
+    about = model.manifest
     if name is not None:
-        return samples(name, about, root, skip_bad=skip_bad), None
+        return samples(name, model, root, skip_bad=skip_bad), None
     if run.experiment.data.dataset == IN_MEMORY:
         raise UserError(
             f"{run.path}: ran on arrays passed from Python, which are not in the folder; "
@@ -137,8 +138,9 @@ def _data(
     return shard, federation.fingerprint == about.data_fingerprint
 
 
-def samples(name: str, about: Manifest, root: Path, *, skip_bad: bool = False) -> Shard:
+def samples(name: str, model: Model, root: Path, *, skip_bad: bool = False) -> Shard:
     """All samples of own data; where they have a split, the test samples."""
+    about = model.manifest
     dataset = agreed.load(
         name,
         root,
@@ -148,6 +150,7 @@ def samples(name: str, about: Manifest, root: Path, *, skip_bad: bool = False) -
         targets=about.targets,
         image_size=about.image_size,
         skip_bad=skip_bad,
+        schema=model.table,
     )
     if dataset.split is not None:
         if not dataset.split.any():
