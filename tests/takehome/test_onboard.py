@@ -43,7 +43,7 @@ def divided(new: Path) -> Federation:
     with np.load(new) as arrays:
         x, y = arrays["x"], arrays["y"]
     dataset = Dataset.from_arrays("new", x, 1 - y, class_names=CLASSES)
-    return build_seat(dataset, 0, 1, test_share=0.25, validation_share=0.2, seed=1)
+    return build_seat(dataset, 0, 1, test_share=0.25, validation_share=0.2, seed=1, stratify="auto")
 
 
 def curve(path: Path) -> list[dict[str, float]]:

@@ -15,9 +15,20 @@ from pgfed.errors import UserError
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 ModelFile = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A model file, .../models/client-0007.safetensors.")
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model file, .../models/north.safetensors, or a run folder with --client.",
+    ),
 ]
-Client = Annotated[int, typer.Option(metavar="N", min=0, help="The client's number.")]
+OfClient = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Of a run folder: whose model."),
+]
+OfMethod = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of a run folder: by default the only method.")
+]
+Client = Annotated[str, typer.Option(metavar="NAME", help="The client's name, or its number.")]
 Method = Annotated[str | None, typer.Option(metavar="NAME", help="One method; by default all.")]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="By default the first.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
@@ -51,7 +62,8 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="DATA", help="folder:PATH or npz:PATH; by default the client's own test data."
+            metavar="DATA",
+            help="KIND:PATH (npz, folder, csv, parquet); by default the client's own test data.",
         ),
     ] = None,
     data_root: DataRoot = None,
@@ -124,9 +136,11 @@ def _across(
 
 def predict(
     model: ModelFile,
-    images: Annotated[
+    files: Annotated[
         list[Path],
-        typer.Argument(metavar="IMAGES...", help="Image files, folders of them, .npy or .npz."),
+        typer.Argument(
+            metavar="FILES...", help="Images, folders of them, .npy, .npz, .csv or .parquet."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="CSV", help="Where to write; by default to the screen.")
@@ -134,16 +148,21 @@ def predict(
     resize: Annotated[
         bool, typer.Option("--resize", help="Resize images to what the model expects.")
     ] = False,
+    client: OfClient = None,
+    method: OfMethod = None,
+    seed: Seed = None,
+    skip_bad: SkipBad = False,
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
 ) -> None:
-    """Classify images: class and probability of each, as CSV."""
+    """Classify images, arrays or rows of tables: class and probability of each, as CSV."""
     from pgfed.engine.durable import write_atomic
     from pgfed.results.formats import count
-    from pgfed.results.models import open_model
+    from pgfed.results.models import find_model
     from pgfed.takehome import predict as predictions
 
-    found = predictions.predict(open_model(model, allowed(allow_module)), images, resize=resize)
+    opened = find_model(model, client, method, seed, allowed(allow_module))
+    found = predictions.predict(opened, files, resize=resize, skip_bad=skip_bad)
     text = predictions.as_csv(found)
     if out is None:
         print(text, end="")
@@ -164,21 +183,25 @@ def export(
         Path | None,
         typer.Option(metavar="FILE", help="By default MODEL's name, in the current folder."),
     ] = None,
+    client: OfClient = None,
+    method: OfMethod = None,
+    seed: Seed = None,
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
 ) -> None:
     """Write a model for programs that know nothing of pgfed, and check that it is the same."""
-    from pgfed.results.models import open_model
+    from pgfed.results.models import find_model
     from pgfed.takehome.export import export as exported
 
-    done = exported(open_model(model, allowed(allow_module)), format.value, out)
+    opened = find_model(model, client, method, seed, allowed(allow_module))
+    done = exported(opened, format.value, out)
     print(f"{done.path}: gives the same logits (largest difference {done.difference:.1g})")
 
 
 def onboard(
     run: Run,
     data: Annotated[
-        str, typer.Option(metavar="DATA", help="The new site's data: folder:PATH or npz:PATH.")
+        str, typer.Option(metavar="DATA", help="The new site's data, KIND:PATH (npz, folder, ...).")
     ],
     method: Method = None,
     seed: Seed = None,

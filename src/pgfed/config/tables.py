@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from pgfed.config.schema import shown
+from pgfed.data import OWN
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.methods.settings import TrainConfig
@@ -31,7 +32,7 @@ Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
 class Data:
     """Which samples, and who holds them."""
 
-    dataset: Annotated[str, "a name of `pgfed datasets`, npz:PATH or folder:PATH"] = "digits"
+    dataset: Annotated[str, f"a name of `pgfed datasets`, {', '.join(OWN)}"] = "digits"
     clients: Annotated[
         Annotated[int, Ge(1), Le(10_000_000)] | None,
         "as many as the data names, otherwise 20",
@@ -59,7 +60,17 @@ class Data:
     image_size: Annotated[
         Annotated[int, Ge(1), Le(4096)] | None, "for folders of images: resize to this square"
     ] = None
-    skip_bad: Annotated[bool, "for folders of images: leave out what cannot be read"] = False
+    skip_bad: Annotated[bool, "leave out files and rows that cannot be used"] = False
+    schema: Annotated[str | None, "of tables (csv, parquet): a TOML file"] = None
+    schema_sha256: Annotated[str | None, "of that file, as it was when this ran"] = None
+    stratify: Annotated[
+        Literal["auto"] | bool,
+        "each class divided alike between training and test; auto: where each has enough samples",
+    ] = "auto"
+    draws: Annotated[
+        Literal["by-name", "by-number"],
+        "what is drawn for a client that the data names: by-name, as if others were not there",
+    ] = "by-name"
 
     def first_new(self, clients: int) -> int:
         """The id of the first of the new clients; all that follow are new, too."""

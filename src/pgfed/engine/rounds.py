@@ -168,7 +168,10 @@ class Run:
     def _cohort(self, t: int) -> list[int]:
         if self.algorithm.course == "pooled":
             return [0]  # whoever does the work on everybody's data
-        return draw_cohort(self.seed, t, self.info.clients, self.info.cohort)
+        keys = self.federation.keys
+        return draw_cohort(
+            self.seed, t, self.info.clients, self.info.cohort, None if keys is None else list(keys)
+        )
 
     def _accepted(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment, Model
 from pgfed.data import DEFAULT_CLIENTS, datasets
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
+from pgfed.data.tables import schema as schemas
+from pgfed.data.tables.schema import Schema
 from pgfed.engine.attacks import Attack
 from pgfed.engine.backends.base import Backend, Serial
 from pgfed.engine.backends.process import Process
@@ -159,6 +162,7 @@ def prepare(
     )
     for algorithm in methods.values():
         algorithm.check_model(task)
+    _say_split(federation, data)
     if experiment.start_from is not None:
         place = str(Path(experiment.start_from).expanduser().absolute())
         experiment = replace(experiment, start_from=place)
@@ -208,6 +212,19 @@ def _say_sites(
     NOTES.info(f"{asked.data.dataset}: {', '.join(said)} ({change})")
 
 
+def _say_split(federation: Federation, data: Data) -> None:
+    """Where classes are divided alike because each has enough samples."""
+    if data.stratify == "auto" and federation.stratified:
+        # Of clients that a partition made up, few care.
+        level = logging.DEBUG if federation.client_labels is None else logging.INFO
+        NOTES.log(
+            level,
+            f"{data.dataset}: training and test are stratified by class at {federation.stratified} "
+            f"of {len(federation)} clients, where each class has enough samples (data.stratify "
+            "changes it)",
+        )
+
+
 def load_federation(experiment: Experiment, root: Path) -> tuple[Federation, Data]:
     """The clients' data, and the [data] table that names it completely."""
     data = experiment.data
@@ -216,15 +233,33 @@ def load_federation(experiment: Experiment, root: Path) -> tuple[Federation, Dat
             "data.dataset: 'memory' was a run on arrays passed from Python, which a file cannot "
             "repeat; save them with numpy.savez and use npz:PATH"
         )
+    schema, data = read_schema(data, root)
     dataset = datasets.load(
         data.dataset,
         root,
         image_size=data.image_size,
         skip_bad=data.skip_bad,
         targets=targets_of(experiment.task),
+        schema=schema,
     )
     federation, resolved = divide(dataset, data, format=experiment.format)
     return federation, replace(resolved, dataset=_absolute(data.dataset, root))
+
+
+def read_schema(data: Data, root: Path) -> tuple[Schema | None, Data]:
+    """The schema that the table names, if any; the table with its full path and checksum."""
+    if data.schema is None:
+        return None, data
+    place = Path(data.schema).expanduser()
+    if not place.exists() and (root / place).exists():
+        place = root / place
+    schema, digest = schemas.load(place)
+    if data.schema_sha256 not in (None, digest):
+        raise UserError(
+            f"data.schema: {place} is not the file that was agreed on or ran before (its SHA-256 "
+            "is not data.schema_sha256); without that key any is taken"
+        )
+    return schema, replace(data, schema=str(place.absolute()), schema_sha256=digest)
 
 
 def divide(dataset: Dataset, data: Data, *, format: int = FORMAT) -> tuple[Federation, Data]:
@@ -244,6 +279,8 @@ def divide(dataset: Dataset, data: Data, *, format: int = FORMAT) -> tuple[Feder
         min_samples=data.min_samples,
         seed=data.seed,
         classes_per_client=data.classes_per_client,
+        stratify=data.stratify,
+        by_name=data.draws == "by-name",
     )
     clients = len(federation)
     if data.clients not in (None, clients):

@@ -16,8 +16,7 @@ from pgfed.engine.runs import load_federation
 from pgfed.errors import UserError
 from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
-from pgfed.results.manifest import Manifest
-from pgfed.results.models import Diverged, kept_models
+from pgfed.results.models import Diverged, Model, kept_models
 from pgfed.results.runs import RunData, client_title
 from pgfed.takehome.metrics import Scores, objective_of, score
 
@@ -64,7 +63,7 @@ class Evaluation:
 
 def evaluate(
     run: RunData,
-    client: int,
+    client: int | str,
     *,
     method: str | None,
     seed: int | None,
@@ -74,6 +73,7 @@ def evaluate(
     allowed: Allowed = NONE,
 ) -> Evaluation:
     """The personalized models beside the baselines and the global ones."""
+    client = layout.choose_client(run.clients.names, client)
     wanted = layout.choose_methods(run.experiment, run.path, method)
     chosen = layout.choose_seed(run.experiment, seed)
     baselines = [name for name, info in run.methods.items() if info.role == "baseline"]
@@ -92,7 +92,7 @@ def evaluate(
     if not models:
         raise diverged[0]
     first = models[0][2]
-    shard, unchanged = _data(run, client, first.manifest, data, data_root, skip_bad)
+    shard, unchanged = _data(run, client, first, data, data_root, skip_bad)
     objective = objective_of(first, allowed)
     rows = [Row(m, kind, score(model.module(), objective, shard)) for m, kind, model in models]
     return Evaluation(
@@ -109,10 +109,11 @@ def evaluate(
 
 
 def _data(
-    run: RunData, client: int, about: Manifest, name: str | None, root: Path, skip_bad: bool
+    run: RunData, client: int, model: Model, name: str | None, root: Path, skip_bad: bool
 ) -> tuple[Shard, bool | None]:
+    about = model.manifest
     if name is not None:
-        return samples(name, about, root, skip_bad=skip_bad), None
+        return samples(name, model, root, skip_bad=skip_bad), None
     if run.experiment.data.dataset == IN_MEMORY:
         raise UserError(
             f"{run.path}: ran on arrays passed from Python, which are not in the folder; "
@@ -133,8 +134,9 @@ def _data(
     return shard, federation.fingerprint == about.data_fingerprint
 
 
-def samples(name: str, about: Manifest, root: Path, *, skip_bad: bool = False) -> Shard:
+def samples(name: str, model: Model, root: Path, *, skip_bad: bool = False) -> Shard:
     """All samples of own data; where they have a split, the test samples."""
+    about = model.manifest
     dataset = agreed.load(
         name,
         root,
@@ -144,6 +146,7 @@ def samples(name: str, about: Manifest, root: Path, *, skip_bad: bool = False) -
         targets=about.targets,
         image_size=about.image_size,
         skip_bad=skip_bad,
+        schema=model.table,
     )
     if dataset.split is not None:
         if not dataset.split.any():

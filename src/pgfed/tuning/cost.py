@@ -114,7 +114,14 @@ def _busy_images(setup: Setup, method: Algorithm) -> float:
     workers = _workers(setup)
     total = 0.0
     for t in range(1, counted + 1):
-        cohort = draw_cohort(experiment.seeds[0], t, len(setup.federation), setup.cohort)
+        keys = setup.federation.keys
+        cohort = draw_cohort(
+            experiment.seeds[0],
+            t,
+            len(setup.federation),
+            setup.cohort,
+            None if keys is None else list(keys),
+        )
         images = [method.images(int(setup.federation.n_train[i])) for i in cohort]
         total += max(sum(images) / workers, max(images))
     return total * experiment.rounds / counted

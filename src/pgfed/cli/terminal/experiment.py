@@ -169,8 +169,9 @@ def datasets(rows: Sequence[Mapping[str, Any]], root: Path) -> None:
     screen.print(table(columns, cells))
     screen.print(f"Files are looked for under {root}.", markup=False, soft_wrap=True)
     screen.print(
-        "Own data: npz:PATH (arrays x and y; if you like client, domain, split, class_names) or "
-        "folder:PATH (PATH/<class>/*).",
+        "Own data: npz:PATH (arrays x and y; if you like client, group, domain, split, "
+        "class_names), folder:PATH (PATH/<class>/*), csv:PATH or parquet:PATH (one file, or one "
+        "per site; `pgfed data schema` writes the schema).",
         markup=False,
         soft_wrap=True,
     )
