@@ -12,6 +12,7 @@ import torch
 from pgfed.config.experiment import IN_MEMORY, make_methods
 from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment, Model
 from pgfed.data import DEFAULT_CLIENTS, datasets
+from pgfed.data.augment import check_augment
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
 from pgfed.engine.attacks import Attack
@@ -150,6 +151,7 @@ def prepare(
     )
     for algorithm in methods.values():
         algorithm.check_model(task)
+        check_augment(algorithm.train.augment, federation)
     resolved = replace(experiment, format=FORMAT, data=data, task=table)
     return Setup(
         resolved,
