@@ -35,7 +35,7 @@ format: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
-		--editable ".[ray,flower,report,onnx,tensorboard,dev]"
+		--editable ".[ray,flower,report,onnx,tabular,tensorboard,dev]"
 	touch $(STAMP)
 
 clean:

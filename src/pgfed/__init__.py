@@ -12,14 +12,26 @@ if TYPE_CHECKING:
     from pgfed.data.federation import Federation
     from pgfed.errors import UserError
     from pgfed.methods.contract import Algorithm
+    from pgfed.model.objectives import Objective
     from pgfed.results.models import load
 
-__all__ = ["Algorithm", "Federation", "Result", "UserError", "__version__", "load", "open", "run"]
+__all__ = [
+    "Algorithm",
+    "Federation",
+    "Objective",
+    "Result",
+    "UserError",
+    "__version__",
+    "load",
+    "open",
+    "run",
+]
 
 # Loaded on first use: torch takes seconds, and `pgfed --help` does not need it.
 _HOMES = {
     "Algorithm": "pgfed.methods.contract",
     "Federation": "pgfed.data.federation",
+    "Objective": "pgfed.model.objectives",
     "Result": "pgfed.api",
     "UserError": "pgfed.errors",
     "load": "pgfed.results.models",

@@ -22,6 +22,7 @@ from pgfed.config.tables import Data, Experiment
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation
 from pgfed.engine.callbacks import Callback
+from pgfed.engine.objective import targets_of
 from pgfed.engine.runs import Setup, divide, load_federation, prepare
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
@@ -81,7 +82,7 @@ def run(
     folder = None if out is None else choose(Path(out), experiment.name)
     federation = None
     if not (data is None or isinstance(data, str)):
-        federation, table = _federation(data, experiment.data, set(given))
+        federation, table = _federation(data, experiment, set(given))
         experiment = replace(experiment, data=table)
     setup = prepare(
         experiment,
@@ -249,12 +250,18 @@ def _content(given: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _federation(data: Any, table: Data, given: set[str]) -> tuple[Federation, Data]:
+def _federation(data: Any, experiment: Experiment, given: set[str]) -> tuple[Federation, Data]:
     """The federation for data in memory, and the [data] table that tells of it."""
+    table, targets = experiment.data, targets_of(experiment.task)
     if isinstance(data, Federation):
         about = [key for key in OPTIONS if OPTIONS[key].startswith("data.") and key in given]
         if about:
             raise UserError(f"option {about[0]!r}: the Federation that was passed has its own")
+        if data.targets != targets:
+            raise UserError(
+                f"task.kind: {experiment.task.kind!r} needs a Federation of {targets}; found one "
+                f"of {data.targets}"
+            )
         return data, replace(table, clients=len(data), partition="given")
     if not (isinstance(data, tuple | list) and len(data) in (2, 3)):
         raise UserError(
@@ -264,7 +271,8 @@ def _federation(data: Any, table: Data, given: set[str]) -> tuple[Federation, Da
     if table.image_size is not None:
         raise UserError("image_size: allowed with folder:PATH and office-home only")
     x, y, *client = (np.asarray(array) for array in data)
-    dataset = Dataset.from_arrays("data", x, y, client=client[0] if client else None)
+    given_clients = client[0] if client else None
+    dataset = Dataset.from_arrays("data", x, y, client=given_clients, targets=targets)
     return divide(dataset, table)
 
 

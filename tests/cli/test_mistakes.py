@@ -127,7 +127,10 @@ OWN_DATA_MISTAKES = {
     "labels missing": (lambda d: {"x": d["x"]}, ["'y'"]),
     "unknown array": (lambda d: d | {"client_id": d["y"]}, ["'client_id'", "'client'"]),
     "NaN": (lambda d: d | {"x": np.where(d["x"] == d["x"].max(), np.nan, d["x"])}, ["x", "NaN"]),
-    "labels are names": (lambda d: d | {"y": d["y"].astype(str)}, ["y", "integers"]),
+    "labels of other names": (
+        lambda d: d | {"y": d["y"].astype(str), "class_names": np.array(["a", "b", "c"])},
+        ["class: unknown '0'", "a, b, c"],
+    ),
     "labels are fractions": (lambda d: d | {"y": d["y"] + 0.5}, ["y", "integers"]),
     "one class": (lambda d: d | {"y": 0 * d["y"]}, ["1 class"]),
     "labels out of range": (
@@ -139,7 +142,7 @@ OWN_DATA_MISTAKES = {
         lambda d: d | {"x": np.zeros((60, 8, 8, 3), np.uint8)},
         ["x", "N x C x H x W"],
     ),
-    "integers for pixels": (lambda d: d | {"x": d["x"].astype(int)}, ["x", "uint8"]),
+    "truth values for pixels": (lambda d: d | {"x": d["x"] > 0}, ["x", "uint8"]),
     "pickled": (lambda d: d | {"y": d["y"].astype(object)}, ["'y'", "pickle"]),
     "client with test data only": (
         lambda d: d | {"client": d["y"], "split": (d["y"] == 1).astype(int)},

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 from pgfed.cli.terminal.download import Download
+from pgfed.model.metrics import ACCURACY
 from pgfed.results.progress import (
     LiveProgress,
     PlainProgress,
@@ -18,7 +19,8 @@ from pgfed.results.progress import (
 
 def at_start(seed: int) -> SimpleNamespace:
     """A run without rounds."""
-    return SimpleNamespace(history=[], seed=seed)
+    objective = SimpleNamespace(primary=ACCURACY)
+    return SimpleNamespace(history=[], seed=seed, task=SimpleNamespace(objective=objective))
 
 
 class Terminal(io.StringIO):
@@ -43,17 +45,17 @@ def test_plain_lines_come_every_two_seconds_and_at_the_end() -> None:
     for round, accuracy in enumerate([0.25, None, None, 0.5], start=1):
         progress.round("pgfed", at_start(0), record(round, accuracy))
     assert stream.getvalue().splitlines() == [
-        "pgfed seed 3 round 2/4, accuracy 25.0 %, 1,000 images/s, 8 s left",
-        "pgfed seed 3 round 4/4, accuracy 50.0 %, 1,000 images/s, 4 s left",
+        "pgfed seed 3 round 2/4, accuracy 25.0 %, 1,000 samples/s, 8 s left",
+        "pgfed seed 3 round 4/4, accuracy 50.0 %, 1,000 samples/s, 4 s left",
     ]
 
 
-def test_accuracy_starts_anew_with_each_run() -> None:
+def test_the_score_starts_anew_with_each_run() -> None:
     progress = Progress(2, 1)
     progress.begin("local", at_start(0))
     progress.round("pgfed", at_start(0), record(1, 0.5))
     progress.begin("pgfed", at_start(0))
-    assert progress.accuracy is None
+    assert progress.score is None
     assert progress.where() == "pgfed, seed 0"
 
 
@@ -66,7 +68,7 @@ def test_a_terminal_gets_a_bar() -> None:
     shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", stream.getvalue())
     assert "pgfed seed 0 1/2" in shown
     assert "pgfed seed 0 2/2" in shown
-    assert "accuracy 50.0 % · 1,000 images/s · 0 s left" in shown
+    assert "accuracy 50.0 % · 1,000 samples/s · 0 s left" in shown
 
 
 def test_which_one_is_chosen() -> None:

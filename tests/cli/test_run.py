@@ -66,7 +66,7 @@ def test_plain_lines_where_there_is_no_terminal(pgfed: Command) -> None:
     assert [line.split()[0] for line in last] == ["local", "pgfed"]  # Local goes first
     for line in last:
         assert re.fullmatch(
-            r"\S+ seed 0 round 2/2, accuracy [\d.]+ %, [\d,]+ images/s, \d+ s left", line
+            r"\S+ seed 0 round 2/2, accuracy [\d.]+ %, [\d,]+ samples/s, \d+ s left", line
         )
     assert not any("\x1b" in line for line in lines)
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pgfed.cli.terminal.experiment import COLUMNS, outcome_rows, outcomes
+from pgfed.cli.terminal.experiment import outcome_rows, outcomes
 from pgfed.config.experiment import from_dict
 from pgfed.methods import registry as algorithms
+from pgfed.model.metrics import ACCURACY, METRICS
 from pgfed.results.comparison import Group, group
-from pgfed.results.formats import count, duration, percent, points, size
+from pgfed.results.formats import count, duration, gain, percent, score, size
 from pgfed.results.history import history_of
 from pgfed.results.runs import Clients, RunData, SeedRun, method_info
 from pgfed.results.verdict import Verdict, judge
@@ -45,6 +46,7 @@ def data(*outcomes: SeedRun) -> RunData:
         experiment=from_dict({"methods": methods, "seeds": seeds, "rounds": 1, "cohort": 0.5}),
         environment={},
         clients=Clients(np.full(n, 10), n_test, [str(i) for i in range(n)], None, None, []),
+        metric=ACCURACY,
         methods={m: method_info(m, algorithms.get(m), algorithms.summary(m)) for m in methods},
         runs=runs,
     )
@@ -72,19 +74,11 @@ def test_rows_are_means_over_the_seeds() -> None:
         outcome("pgfed", BETTER),
         outcome("pgfed", LOCAL, seed=1),
     )
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in outcome_rows(found)]
-    assert [row["method"] for row in rows] == ["local", "pgfed"]
-    assert rows[0]["gain over Local"] == ""
-    assert rows[1] == {
-        "method": "pgfed",
-        "last 10 rounds": "62.5 %",
-        "best (on test)": "62.5 %",
-        "gain over Local": "+6.2",
-        "clients gained": "2",
-        "clients harmed": "1",
-        "sent": "1.5 kB",
-        "images/s": "180",
-    }
+    rows = outcome_rows(found)
+    assert [row[0] for row in rows] == ["local", "pgfed"]
+    gain_over_local = 3
+    assert rows[0][gain_over_local] == ""
+    assert rows[1] == ["pgfed", "62.5 %", "62.5 %", "+6.2", "2", "1", "1.5 kB", "180"]
 
 
 def test_clients_are_counted_by_their_mean_over_the_seeds() -> None:
@@ -181,7 +175,16 @@ def test_the_terminal_says_the_whole_verdict(capsys: pytest.CaptureFixture[str])
     [
         (percent(0.12345), "12.3 %"),
         (percent(None), "–"),
-        (points(-0.02), "-2.0"),
+        (gain(-0.02, ACCURACY), "−2.0"),
+        (gain(-0.0001, ACCURACY), "+0.0"),
+        (gain(-0.0204, METRICS["auc"]), "−0.020"),
+        (gain(-1234.5, METRICS["mae"]), "−1.23e+03"),
+        (gain(None, METRICS["mae"]), "–"),
+        (score(0.12345, ACCURACY), "12.3 %"),
+        (score(0.12345, METRICS["auc"]), "0.123"),
+        (score(-0.5, METRICS["r2"]), "−0.500"),
+        (score(1234.5, METRICS["mae"]), "1,234"),
+        (score(float("nan"), METRICS["mae"]), "–"),
         (size(0), "0 B"),
         (size(999), "999 B"),
         (size(1_234_000), "1.23 MB"),

@@ -236,7 +236,7 @@ def test_norm_bound_is_on_the_step_from_what_was_sent() -> None:
 
 SCORES = {
     "test_n": 9,
-    "test_accuracy": 4 / 9,
+    "test_score": 4 / 9,
     "test_loss": 3.5,
     "validation_n": 0,
     "validation_loss": 0.0,
@@ -246,9 +246,9 @@ SCORES = {
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"test_accuracy": 1.5}, "test_accuracy: 1.5 is not between 0 and 1"),
-        ({"test_accuracy": -0.1}, "test_accuracy: -0.1 is not between 0 and 1"),
-        ({"test_accuracy": math.nan}, "test_accuracy: nan is not between 0 and 1"),
+        ({"test_score": 1.5}, "test_score: 1.5 is not between 0 and 1"),
+        ({"test_score": -0.1}, "test_score: -0.1 is not between 0 and 1"),
+        ({"test_score": math.nan}, "test_score: nan is not between 0 and 1"),
         ({"test_n": 9.0}, "9.0 test samples"),
         ({"validation_n": math.nan}, "nan validation samples"),
         ({"test_loss": None}, "test_loss: None is not a number"),

@@ -287,7 +287,7 @@ def test_data_that_does_not_fit_the_agreement(made, tmp_path):
     )
     assert "holds 8x8 grey images (float32)" in refused(made, save("c.npz", x=x.astype("f4"), y=y))
     assert "y has type float64" in refused(made, save("d.npz", x=x, y=y * 1.0))
-    assert "folder:PATH or npz:PATH" in refused(made, "digits")
+    assert "npz:PATH, folder:PATH, csv:PATH" in refused(made, "digits")
     assert "does not exist" in refused(made, f"npz:{tmp_path / 'none.npz'}")
     names = np.array([f"digit {k}" for k in range(10)])
     assert "class: unknown 'digit 0'" in refused(made, save("e.npz", x=x, y=y, class_names=names))

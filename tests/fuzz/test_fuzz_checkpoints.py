@@ -214,7 +214,7 @@ def gone_on_with(folder: Path, setup: Setup) -> list[str]:
             records = kept.finished(method, 0)
             if records is not None:
                 assert len(records) == setup.experiment.rounds
-                rows = client_rows(kept.runs[method, 0], None, kept.data.clients)
+                rows = client_rows(kept.runs[method, 0], None, kept.data.clients, kept.data.metric)
                 assert len(rows) == 3
         json.dumps(summaries(kept.data), allow_nan=False)
     return METHODS

@@ -17,12 +17,13 @@ import tomli_w
 from pgfed.config.experiment import from_dict
 from pgfed.engine.callbacks import Record
 from pgfed.methods import registry as algorithms
+from pgfed.model.metrics import ACCURACY, Metric
 from pgfed.results.history import history_of, write_history
 from pgfed.results.layout import csv_text, methods_of, seed_folder
 from pgfed.results.runs import Clients, MethodInfo, RunData, SeedRun, each_run, method_info
 from pgfed.results.writer import write_beginning, write_end, write_summary
 
-# How good each method ends up, as a shift of the clients' accuracies over Local's.
+# How good each method ends up, as a shift of the clients' scores over Local's.
 LEVELS = {"local": 0.0, "fedavg": -0.05, "fedavg-local": 0.08, "pgfed": 0.081, "fedper": 0.06}
 RATIOS = {"local": 0.0, "pgfed": 2.5, "pgfed-mo": 2.5, "pgfed-ce": 2.0}
 
@@ -44,6 +45,7 @@ def make_folder(
     dropped: Sequence[dict[str, Any]] = (),
     flower: bool = False,
     data_seed: int = 0,
+    metric: Metric = ACCURACY,
 ) -> Path:
     """A folder as `pgfed run` leaves it, by the same writer."""
     rng = np.random.default_rng(data_seed)
@@ -102,7 +104,7 @@ def make_folder(
     }
     infos = {f: _info(experiment.base(m)) for f, m in zip(runs, experiment.methods, strict=True)}
     text = tomli_w.dumps(experiment.document())
-    write(RunData(path, experiment, environment, people, infos, runs, text=text))
+    write(RunData(path, experiment, environment, people, metric, infos, runs, text=text))
     return path
 
 

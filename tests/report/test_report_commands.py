@@ -15,6 +15,7 @@ from pgfed.cli.report import register
 from pgfed.cli.terminal.watch import Watched, sparkline, watch
 from pgfed.engine.durable import FolderLock
 from pgfed.errors import UserError
+from pgfed.model.metrics import ACCURACY, METRICS
 from report.folders import at_work, make_folder
 
 app = typer.Typer()
@@ -183,7 +184,10 @@ def test_watch_names_a_damaged_file(small: Path) -> None:
 
 
 def test_sparkline() -> None:
-    assert sparkline(()) == ""
-    assert sparkline((0.0, 0.5, 1.0)) == "▁▅█"
-    assert len(sparkline(tuple(k / 100 for k in range(100)))) == 12
-    assert sparkline(tuple([0.1] * 99 + [1.0]))[-1] == "█"
+    assert sparkline((), ACCURACY) == ""
+    assert sparkline((0.0, 0.5, 1.0), ACCURACY) == "▁▅█"
+    assert len(sparkline(tuple(k / 100 for k in range(100)), ACCURACY)) == 12
+    assert sparkline(tuple([0.1] * 99 + [1.0]), ACCURACY)[-1] == "█"
+    # Without bounds, over its own range.
+    assert sparkline((40.0, 30.0, 20.0), METRICS["mae"]) == "█▅▁"
+    assert sparkline((2.0, 2.0), METRICS["r2"]) == "▅▅"

@@ -80,7 +80,7 @@ def test_rounds_to_an_accuracy(group: Group) -> None:
     for target in (0.5, 0.6, 0.7):
         reached = next(
             t
-            for t, a in zip(pgfed.mean_curve.rounds, pgfed.mean_curve.accuracy, strict=True)
+            for t, a in zip(pgfed.mean_curve.rounds, pgfed.mean_curve.score, strict=True)
             if a >= target
         )
         assert column(table, f"to_{100 * target:.0f}")["pgfed"].split()[0] == str(reached)

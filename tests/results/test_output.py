@@ -32,9 +32,10 @@ CLIENTS = 14
 METHODS_RUN = ["fedavg", "local", "pgfed", "fedavg-local"]
 SUMMARY = [
     *("method", "seed", "rounds", "metric", "best_score", "best_round", "final_score"),
-    *("mean_score", "window", "rounds_to_target", "target", "baseline"),
+    *("mean_score", "window", "median_score", "clients_undefined"),
+    *("rounds_to_target", "target", "baseline"),
     *("gain_mean", "gain_std", "clients_gained", "clients_harmed"),
-    *("bytes_down", "bytes_up", "samples_per_second", "seconds"),
+    *("bytes_down", "bytes_up", "samples_per_second", "seconds", "metrics"),
 ]
 
 
@@ -70,6 +71,7 @@ def history(path: Path) -> list[dict[str, object]]:
 def test_the_files(run: tuple[Path, Result]) -> None:
     folder, _ = run
     expected = {"experiment.toml", "environment.json", "data.json", "methods.json", "summary.json"}
+    expected.add("metric.json")
     for method in METHODS_RUN:
         for seed in (7, 2):
             place = f"{method}/seed-{seed}"
@@ -104,6 +106,12 @@ def test_summary(run: tuple[Path, Result]) -> None:
         assert row["bytes_up"] == sum(r["bytes_up"] for r in records)
         images, seconds = (sum(r[key] for r in records) for key in ("samples", "train_seconds"))
         assert row["samples_per_second"] == pytest.approx(images / seconds)
+        clients = rows(folder / row["method"] / f"seed-{row['seed']}" / "clients.csv")
+        assert row["median_score"] == np.median([float(r["final"]) for r in clients if r["final"]])
+        assert list(row["metrics"])[:2] == ["accuracy", "balanced-accuracy"]
+        for name, mean in row["metrics"].items():
+            known = [float(r[name]) for r in clients if r[name]]
+            assert mean == pytest.approx(np.mean(known)), name
     assert {r["rounds_to_target"] for r in summary} - {None}, "the task is too hard to test this"
 
 

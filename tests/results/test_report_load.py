@@ -55,7 +55,7 @@ def test_a_real_run_is_read_and_agrees_with_its_summary(tmp_path: Path) -> None:
         for index, seed in enumerate(method.seeds):
             expected = summary[method.name, seed]
             for which, key in (("last10", "mean"), ("best", "best"), ("final", "final")):
-                found = method.accuracy(which)[index]  # type: ignore[arg-type]
+                found = method.means(which)[index]  # type: ignore[arg-type]
                 assert found == pytest.approx(expected[f"{key}_score"])
             history = method.runs[seed].history
             assert history.clients is not None

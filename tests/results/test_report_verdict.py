@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pgfed.model.metrics import ACCURACY, METRICS
 from pgfed.report.rendering import read
-from pgfed.results.formats import meaning, probability, signed
+from pgfed.results.formats import gain, meaning, probability
 from pgfed.results.statistics import Comparison
 from pgfed.results.verdict import Verdict, judge
 from report.folders import edit_clients, make_folder
@@ -133,14 +134,18 @@ def test_nobody_has_test_data(tmp_path: Path) -> None:
     ],
 )
 def test_what_an_interval_means(low: float, mean: float, high: float, expected: str) -> None:
-    assert meaning(Comparison(mean, low, high, 0, 0, 0, 1)) == expected
+    assert meaning(Comparison(mean, low, high, 0, 0, 0, 1), ACCURACY) == expected
+
+
+def test_half_a_point_is_a_word_for_shares_only() -> None:
+    assert meaning(Comparison(0.002, 0.001, 0.003, 0, 0, 0, 1), METRICS["r2"]) == "better"
 
 
 def test_numbers_for_people() -> None:
-    assert signed(0.0123) == "+1.2"
-    assert signed(-0.0123, 2) == "−1.23"
-    assert signed(-0.00001) == "+0.0"
-    assert signed(float("nan")) == "–"
+    assert gain(0.0123, ACCURACY) == "+1.2"
+    assert gain(-0.0123, ACCURACY, 2) == "−1.23"
+    assert gain(-0.00001, ACCURACY) == "+0.0"
+    assert gain(float("nan"), ACCURACY) == "–"
     assert [probability(p) for p in (0.0001, 0.0222, 0.52)] == [
         "p < 0.001",
         "p = 0.022",

@@ -13,15 +13,25 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.metrics import confusion_matrix, recall_score, roc_auc_score
+from torch import nn
 
 import pgfed as package
 from cli.cli_tools import Done, blobs
 from pgfed.api import Result
-from pgfed.takehome.metrics import score
+from pgfed.data.federation import Shard
+from pgfed.model.kinds import Classes
+from pgfed.takehome.metrics import Scores, score
 from takehome.pictures import CLASSES, pictures
 
 Command = Callable[..., Done]
 Grey = tuple[Path, Result]
+
+
+def scored(probability: np.ndarray, y: np.ndarray) -> Scores:
+    """A model whose logits are its inputs, on samples of these probabilities."""
+    logits = torch.tensor(np.log(probability), dtype=torch.float32)
+    objective = Classes([str(k) for k in range(probability.shape[1])])
+    return score(nn.Identity(), objective, Shard(logits, torch.tensor(y)))
 
 
 def test_scores_are_those_of_scikit_learn() -> None:
@@ -29,31 +39,34 @@ def test_scores_are_those_of_scikit_learn() -> None:
     y = rng.integers(0, 4, 200)
     logits = rng.normal(size=(200, 4)) + 1.5 * np.eye(4)[y]
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    found = score(p, y)
+    found = scored(p, y)
     predicted = p.argmax(1)
     assert found.samples == 200
-    assert found.accuracy == pytest.approx((predicted == y).mean())
+    assert next(iter(found.metrics)) == "accuracy"
+    assert found.metrics["accuracy"] == pytest.approx((predicted == y).mean())
     assert found.recall == pytest.approx(recall_score(y, predicted, average=None))
-    assert found.balanced_accuracy == pytest.approx(np.mean(found.recall))
-    assert found.auc == pytest.approx(roc_auc_score(y, p, multi_class="ovr", average="macro"))
+    assert found.metrics["balanced-accuracy"] == pytest.approx(np.mean(found.recall))
+    area = roc_auc_score(y, p, multi_class="ovr", average="macro")
+    assert found.metrics["auc"] == pytest.approx(area)
     assert found.confusion == confusion_matrix(y, predicted).tolist()
 
 
 def test_calibration_error_by_hand() -> None:
     # Confidence 0.62 twice, once right; 0.9 once, right: |0.62 - 0.5| * 2/3 + |0.9 - 1| * 1/3.
     p = np.array([[0.62, 0.38], [0.62, 0.38], [0.1, 0.9]])
-    assert score(p, np.array([0, 1, 1])).ece == pytest.approx((2 * 0.12 + 0.1) / 3)
-    sure = np.array([[1.0, 0.0], [0.0, 1.0]])
-    assert score(sure, np.array([0, 1])).ece == 0.0
+    found = scored(p, np.array([0, 1, 1])).metrics["calibration-error"]
+    assert found == pytest.approx((2 * 0.12 + 0.1) / 3)
+    sure = np.array([[1.0, 1e-30], [1e-30, 1.0]])
+    assert scored(sure, np.array([0, 1])).metrics["calibration-error"] == 0.0
 
 
 def test_classes_that_do_not_occur_are_left_out() -> None:
     p = np.array([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.3, 0.5, 0.2]])
-    found = score(p, np.array([0, 1, 1]))
+    found = scored(p, np.array([0, 1, 1]))
     assert found.recall == [1.0, 1.0, None]
-    assert found.balanced_accuracy == 1.0
-    assert found.auc == pytest.approx(1.0)
-    assert score(p[1:], np.array([1, 1])).auc is None  # nothing to tell apart
+    assert found.metrics["balanced-accuracy"] == 1.0
+    assert found.metrics["auc"] == pytest.approx(1.0)
+    assert scored(p[1:], np.array([1, 1])).metrics["auc"] is None  # nothing to tell apart
 
 
 def test_each_model_beside_local_and_the_global_one(grey: Grey, pgfed: Command) -> None:
@@ -74,13 +87,16 @@ def test_each_model_beside_local_and_the_global_one(grey: Grey, pgfed: Command) 
         module = result.model(1, method) if kind == "personal" else result.global_model(method)
         with torch.no_grad():
             right = int((module(x).argmax(1) == y).sum())
-        assert scores["accuracy"] == pytest.approx(right / len(y))
+        assert scores["metrics"]["accuracy"] == pytest.approx(right / len(y))
         assert scores["samples"] == len(y)
         assert np.trace(scores["confusion"]) == right
         if kind == "personal":
-            assert scores["accuracy"] == pytest.approx(result.clients(method)["final"][1])
+            assert scores["metrics"]["accuracy"] == pytest.approx(
+                result.clients(method)["final"][1]
+            )
     # FedAvg's personalized model is the global one.
-    assert by_name["fedavg", "personal"]["ece"] == by_name["fedavg", "global"]["ece"]
+    personal, shared = by_name["fedavg", "personal"], by_name["fedavg", "global"]
+    assert personal["metrics"] == shared["metrics"]
 
 
 def test_one_method_class_by_class(grey: Grey, pgfed: Command) -> None:
@@ -107,13 +123,14 @@ def test_other_data(grey: Grey, pgfed: Command, tmp_path: Path) -> None:
     found = json.loads(pgfed(*words, "--data", "folder:other").out)
     assert found["data_fingerprint_matches"] is None
     assert found["models"][1]["samples"] == int((y < 2).sum())
-    assert found["models"][1]["accuracy"] > 0.9
+    assert found["models"][1]["metrics"]["accuracy"] > 0.9
     assert [sum(row) for row in found["models"][1]["confusion"]][2] == 0
     # The same samples as arrays give the same numbers.
     np.savez("other.npz", x=x[y < 2], y=1 - y[y < 2], class_names=np.array(["down", "up"]))
     again = json.loads(pgfed(*words, "--data", "npz:other.npz").out)
     for ours, theirs in zip(again["models"], found["models"], strict=True):
-        assert ours.pop("ece") == pytest.approx(theirs.pop("ece"))  # added up in another order
+        # Added up in another order.
+        assert ours.pop("metrics") == pytest.approx(theirs.pop("metrics"))
         assert ours == theirs
     # Of data with a split, the test samples count.
     split = np.arange(len(y)) % 3 == 0

@@ -32,7 +32,7 @@ def test_loaded_evaluated_and_onboarded(
     done = pgfed("evaluate", folder, "--client", 2, "--method", method, "--json")
     scores = {(m["method"], m["model"]): m for m in json.loads(done.out)["models"]}
     correct = float((logits.argmax(1) == y).double().mean())
-    assert scores[method, "personal"]["accuracy"] == correct == entry["score"]
+    assert scores[method, "personal"]["metrics"]["accuracy"] == correct == entry["score"]
     assert ("local", "personal") in scores
     assert ((method, "global") in scores) == (method != "local")
 
@@ -43,7 +43,7 @@ def test_loaded_evaluated_and_onboarded(
     mine = next(m for m in joined["methods"] if m["method"] == method)
     newcomer, about = package.load(f"home/{method}/model.safetensors")
     assert about["onboarded"]["epochs"] == mine["recommended_epochs"]
-    assert about["score"] == mine["curve"][mine["recommended_epochs"]]["test_accuracy"]
+    assert about["score"] == mine["curve"][mine["recommended_epochs"]]["test_score"]
     start = result.global_model(method).state_dict()
     if mine["recommended_epochs"] == 0:
         assert all(torch.equal(start[k], v) for k, v in newcomer.state_dict().items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pgfed.api import Result
 from pgfed.data.dataset import Dataset
 from pgfed.data.federation import Federation, Shard, build_seat
 from pgfed.methods.randomness import Rng
+from pgfed.model.metrics import ACCURACY, METRICS
 from pgfed.takehome.onboard import Epoch, _better
 from takehome.pictures import CLASSES, pictures
 
@@ -41,7 +43,7 @@ def divided(new: Path) -> Federation:
     with np.load(new) as arrays:
         x, y = arrays["x"], arrays["y"]
     dataset = Dataset.from_arrays("new", x, 1 - y, class_names=CLASSES)
-    return build_seat(dataset, 0, 1, test_share=0.25, validation_share=0.2, seed=1)
+    return build_seat(dataset, 0, 1, test_share=0.25, validation_share=0.2, seed=1, stratify="auto")
 
 
 def curve(path: Path) -> list[dict[str, float]]:
@@ -72,19 +74,19 @@ def test_all_methods_beside_training_alone(
         points = curve(place / "curve.csv")
         assert [point["epoch"] for point in points] == [0, 1, 2, 3, 4]
         assert points == row["curve"]
-        best = max(points, key=lambda p: (p["validation_accuracy"], -p["validation_loss"]))
+        best = max(points, key=lambda p: (p["validation_score"], -p["validation_loss"]))
         assert row["recommended_epochs"] == best["epoch"]
         # The file is the model of that epoch, as its scores on the site's data show.
         module, entry = package.load(place / "model.safetensors")
         assert entry["onboarded"]["epochs"] == best["epoch"]
         assert (entry["n_train"], entry["n_validation"], entry["n_test"]) == (36, 9, 15)
         site = divided(new)
-        assert accuracy(module, site.test(0)) == pytest.approx(best["test_accuracy"])
-        assert accuracy(module, site.validation(0)) == pytest.approx(best["validation_accuracy"])
-        assert entry["score"] == best["test_accuracy"]
+        assert accuracy(module, site.test(0)) == pytest.approx(best["test_score"])
+        assert accuracy(module, site.validation(0)) == pytest.approx(best["validation_score"])
+        assert entry["score"] == best["test_score"]
         assert entry["data_fingerprint"] == site.fingerprint
     alone, _, mine = found["methods"]
-    assert mine["curve"][0]["test_accuracy"] > alone["curve"][0]["test_accuracy"]
+    assert mine["curve"][0]["test_score"] > alone["curve"][0]["test_score"]
 
 
 def test_it_starts_from_the_global_model_and_steps_as_plain_sgd(
@@ -96,7 +98,7 @@ def test_it_starts_from_the_global_model_and_steps_as_plain_sgd(
     found = json.loads(done.out)["methods"][1]
     site = divided(new)
     module, _ = package.load(grey[0] / "pgfed/seed-0/models/global.safetensors")
-    assert accuracy(module, site.validation(0)) == found["curve"][0]["validation_accuracy"]
+    assert accuracy(module, site.validation(0)) == found["curve"][0]["validation_score"]
     train = site.train(0)
     for epoch in range(2):
         sgd = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
@@ -158,13 +160,18 @@ def test_a_substitute_is_said_plainly(
 
 
 def test_the_first_of_equals_needs_least(tmp_path: Path) -> None:
-    def epoch(accuracy: float, loss: float) -> Epoch:
-        return Epoch(0, accuracy, loss, None, None)
+    def epoch(score: float, loss: float) -> Epoch:
+        return Epoch(0, score, loss, None, None)
 
-    assert _better(epoch(0.8, 1.0), epoch(0.7, 0.1))
-    assert _better(epoch(0.8, 0.9), epoch(0.8, 1.0))
-    assert not _better(epoch(0.8, 1.0), epoch(0.8, 1.0))
-    assert not _better(epoch(0.9, float("nan")), epoch(0.8, 1.0))  # it has diverged
+    assert _better(epoch(0.8, 1.0), epoch(0.7, 0.1), ACCURACY)
+    assert _better(epoch(0.8, 0.9), epoch(0.8, 1.0), ACCURACY)
+    assert not _better(epoch(0.8, 1.0), epoch(0.8, 1.0), ACCURACY)
+    assert not _better(epoch(0.9, math.nan), epoch(0.8, 1.0), ACCURACY)  # it has diverged
+    # Where less is better, and where the metric is undefined: then the loss decides.
+    assert _better(epoch(3.0, 1.0), epoch(4.0, 0.1), METRICS["mae"])
+    assert not _better(epoch(4.0, 0.1), epoch(3.0, 1.0), METRICS["mae"])
+    assert _better(epoch(4.0, 1.0), epoch(math.inf, math.inf), METRICS["mae"])
+    assert _better(epoch(math.nan, 0.5), epoch(math.nan, 0.6), METRICS["auc"])
 
 
 def mistakes() -> dict[str, tuple[list[Any], str]]:

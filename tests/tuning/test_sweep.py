@@ -20,6 +20,7 @@ from pgfed.config.tables import Experiment
 from pgfed.engine.client import ClientError
 from pgfed.engine.parallel import side_by_side
 from pgfed.errors import UserError
+from pgfed.model.metrics import ACCURACY
 from pgfed.tuning.sweep import Sweep, Tried, at_the_end, best, grids, plan
 
 RATES = [0.1, 0.01, 0.001, 0.0001]
@@ -148,7 +149,7 @@ def test_validation_data_decides_and_test_data_does_not(tmp_path: Path) -> None:
     tried, chosen = made.write()
     assert [t.settings["lr"] for t in tried] == [1e-6, 0.1]
     assert chosen["fedavg"].settings == {"lr": 0.1}
-    assert tried[1].validation_accuracy > 0.9 > tried[0].validation_accuracy
+    assert tried[1].validation_score > 0.9 > tried[0].validation_score
 
     # On test data it would have been the other one.
     runs = [
@@ -172,8 +173,8 @@ def test_the_score_is_the_mean_of_the_last_ten_rounds(tmp_path: Path) -> None:
     )  # fmt: skip
     history = run.runs[0].history.records
     last = [record["mean_validation_score"] for record in history[-10:]]
-    assert tried.validation_accuracy == pytest.approx(np.mean(last), abs=1e-12)
-    assert tried.validation_accuracy != pytest.approx(history[-1]["mean_validation_score"])
+    assert tried.validation_score == pytest.approx(np.mean(last), abs=1e-12)
+    assert tried.validation_score != pytest.approx(history[-1]["mean_validation_score"])
 
 
 def test_a_validation_share_of_ones_own_stays(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_the_first_of_equals_is_best_and_ends_of_grids_are_named() -> None:
         Tried("a", {"lr": 0.001, "kind": "x"}, 0.7, 1.0, "3"),
         Tried("b", {"lr": 0.1}, 0.2, 1.0, "4"),
     ]
-    chosen = best(tried)
+    chosen = best(tried, ACCURACY)
     assert {method: one.key for method, one in chosen.items()} == {"a": "2", "b": "4"}
     of = {"a": {"lr": [0.1, 0.01, 0.001], "kind": ["x"]}, "b": {"lr": [0.1, 0.01]}}
     assert at_the_end(of, chosen) == ["b: lr = 0.1 is at the end of its grid"]
@@ -220,11 +221,11 @@ def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert [t.settings["lr"] for t in again.run()] == [0.01, 0.001]
     assert list(again.run()) == []
     # A wider grid tries only what is new, and a file that is not whole is tried again.
-    (tmp_path / "tries" / f"{first.key}.json").write_text('{"validation_accuracy": 0.')
+    (tmp_path / "tries" / f"{first.key}.json").write_text('{"validation_score": 0.')
     wider = sweep(of, tmp_path, "train.lr=0.1,0.01,0.001,1.0")
     assert [t.settings["lr"] for t in wider.run()] == [0.1, 1.0]
     tried, _ = wider.write()
-    assert tried[0].validation_accuracy == first.validation_accuracy
+    assert tried[0].validation_score == first.validation_score
 
 
 def test_side_by_side_gives_the_same(tmp_path: Path) -> None:
@@ -233,7 +234,7 @@ def test_side_by_side_gives_the_same(tmp_path: Path) -> None:
     for jobs, name in ((1, "one"), (2, "two"), (None, "default")):
         made = sweep(of, tmp_path / name, "train.lr=0.1,0.01")
         assert len(list(made.run(jobs))) == 4
-        scores.append([t.validation_accuracy for t in made.write()[0]])
+        scores.append([t.validation_score for t in made.write()[0]])
     assert scores[0] == scores[1] == scores[2]
     assert len(set(scores[0])) > 1
 
@@ -356,4 +357,4 @@ def test_tries_are_plain_json(tmp_path: Path) -> None:
     (tried,) = made.run()
     content = json.loads((tmp_path / "tries" / f"{tried.key}.json").read_text())
     assert content["settings"] == {"lr": 0.1}
-    assert content["validation_accuracy"] == tried.validation_accuracy
+    assert content["validation_score"] == tried.validation_score

@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Fetch data sets, and look at how they are divided among clients.")
     group.command("fetch")(fetch)
     group.command("show")(show)
+    group.command("schema")(schema)
     app.add_typer(group, name="data")
 
 
@@ -67,3 +68,26 @@ def show(
 
         distribution_figure(clients, figure)
     screens.clients(clients)
+
+
+def schema(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILES...", help=".csv or .parquet, one or several."),
+    ],
+    target: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="What is to be predicted; may be given several times."),
+    ] = None,
+) -> None:
+    """Propose a schema for tables: types, categories, target, sites and patients; look it over."""
+    from pgfed.data.tables.proposal import propose
+    from pgfed.data.tables.reading import Bad, frame
+
+    bad = Bad(skip=False)
+    tables = {path: frame(path, bad) for path in files}
+    bad.settle(", ".join(map(str, files)))
+    proposal = propose(tables, target)
+    for warning in proposal.warnings:
+        print(f"pgfed: {warning}", file=sys.stderr)
+    print(proposal.text(), end="")

@@ -83,7 +83,10 @@ def server(folder: Folder, module_path: ModulePath = None) -> None:
 def site(
     folder: Annotated[Path, typer.Argument(metavar="SITE_DIR", help="The site's folder.")],
     data: Annotated[
-        str, typer.Option(metavar="npz:PATH|folder:PATH", help="The site's data; else site.toml's.")
+        str,
+        typer.Option(
+            metavar="KIND:PATH", help="The site's data, as npz:PATH or csv:PATH; else site.toml's."
+        ),
     ] = "",
     module_path: ModulePath = None,
 ) -> None:

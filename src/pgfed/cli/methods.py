@@ -25,6 +25,6 @@ def methods(
     from pgfed.cli.terminal import methods as screens
 
     if show is None:
-        screens.methods({name: entry.summary for name, entry in algorithms.METHODS.items()})
+        screens.methods({name: entry.summary for name, entry in algorithms.NAMES.items()})
     else:
         screens.method(algorithms.folder(show), algorithms.summary(show), algorithms.get(show))

@@ -26,7 +26,8 @@ TensorBoard = Annotated[
     typer.Option("--tensorboard", help="Also write event files: `tensorboard --logdir DIR`."),
 ]
 SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read (data.skip_bad).")
+    bool,
+    typer.Option("--skip-bad", help="Leave out what cannot be used (data.skip_bad)."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,7 @@ from pgfed.cli.options import (
 from pgfed.errors import NOTES, UserError
 
 if TYPE_CHECKING:
+    from pgfed.config.tables import Experiment
     from pgfed.engine.runs import Setup
 
 
@@ -49,6 +51,13 @@ def run(
         str | None,
         typer.Option(help="Models of which round: last, or best on validation (output.keep)."),
     ] = None,
+    start_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="An earlier run: each client begins with its own model of it, by name.",
+        ),
+    ] = None,
     skip_bad: SkipBad = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -70,6 +79,8 @@ def run(
 
     _hush(quiet)
     loaded = experiments.load(experiment, _set(settings, device, keep, skip_bad), smoke=smoke)
+    if start_from is not None:
+        loaded = replace(loaded, start_from=str(start_from))
     root = experiments.data_root(data_root)
 
     from pgfed.engine.runs import prepare
@@ -99,6 +110,10 @@ def _dry_run(setup: Setup) -> None:
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    rounds: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Go on for longer, where the run kept its state."),
+    ] = None,
     data_root: DataRoot = None,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -112,8 +127,19 @@ def resume(
 
     _hush(quiet)
     experiment = experiments.to_go_on(folder, allowed(allow_module))
+    if rounds is not None:
+        experiment = _longer(experiment, rounds)
     setup = prepare(experiment, experiments.data_root(data_root))
     _execute(setup, folder, resume=True, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
+
+
+def _longer(experiment: Experiment, rounds: int) -> Experiment:
+    if rounds < experiment.rounds:
+        raise UserError(
+            f"--rounds: found {rounds}; allowed: {experiment.rounds}, which the run was begun for, "
+            "or more"
+        )
+    return replace(experiment, rounds=rounds)
 
 
 def _hush(quiet: bool) -> None:

@@ -11,12 +11,24 @@ from typing import Annotated
 import typer
 
 from pgfed.cli.options import AllowModule, DataRoot, ModulePath, SkipBad, allowed
+from pgfed.errors import UserError
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 ModelFile = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A model file, .../models/client-0007.safetensors.")
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model file, .../models/north.safetensors, or a run folder with --client.",
+    ),
 ]
-Client = Annotated[int, typer.Option(metavar="N", min=0, help="The client's number.")]
+OfClient = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Of a run folder: whose model."),
+]
+OfMethod = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of a run folder: by default the only method.")
+]
+Client = Annotated[str, typer.Option(metavar="NAME", help="The client's name, or its number.")]
 Method = Annotated[str | None, typer.Option(metavar="NAME", help="One method; by default all.")]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="By default the first.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
@@ -39,13 +51,19 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     run: Run,
-    client: Client,
+    client: Annotated[
+        int | None, typer.Option(metavar="CLIENT", min=0, help="Whose model.")
+    ] = None,
+    across: Annotated[
+        bool, typer.Option("--across", help="Every client's model on every client's test data.")
+    ] = False,
     method: Method = None,
     seed: Seed = None,
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="DATA", help="folder:PATH or npz:PATH; by default the client's own test data."
+            metavar="DATA",
+            help="KIND:PATH (npz, folder, csv, parquet); by default the client's own test data.",
         ),
     ] = None,
     data_root: DataRoot = None,
@@ -54,12 +72,17 @@ def evaluate(
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
 ) -> None:
-    """Score a client's model beside the Local and the global one."""
+    """Score a client's model beside the baselines and the global one."""
     from pgfed.cli.terminal import takehome as screens
     from pgfed.config.experiment import data_root as default_root
     from pgfed.results.reader import load
     from pgfed.takehome.evaluate import evaluate as evaluated
 
+    if across:
+        _across(run, client, method, seed, data, data_root, as_json, allow_module)
+        return
+    if client is None:
+        raise UserError("--client: say whose model, or --across for all of them")
     found = evaluated(
         load(run),
         client,
@@ -84,11 +107,40 @@ def evaluate(
         screens.evaluation(found)
 
 
+def _across(
+    run: Path,
+    client: int | None,
+    method: str | None,
+    seed: int | None,
+    data: str | None,
+    data_root: Path | None,
+    as_json: bool,
+    allow_module: list[str] | None,
+) -> None:
+    from pgfed.cli.terminal import takehome as screens
+    from pgfed.config.experiment import data_root as default_root
+    from pgfed.results.reader import load
+    from pgfed.takehome.across import across
+
+    if client is not None or data is not None:
+        raise UserError("--across: takes all clients' models and test data; leave out the rest")
+    root, trusted = default_root(data_root), allowed(allow_module)
+    found = across(load(run), method=method, seed=seed, data_root=root, allowed=trusted)
+    for line in found.left_out:
+        print(f"pgfed: left out: {line}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        screens.across(found)
+
+
 def predict(
     model: ModelFile,
-    images: Annotated[
+    files: Annotated[
         list[Path],
-        typer.Argument(metavar="IMAGES...", help="Image files, folders of them, .npy or .npz."),
+        typer.Argument(
+            metavar="FILES...", help="Images, folders of them, .npy, .npz, .csv or .parquet."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="CSV", help="Where to write; by default to the screen.")
@@ -96,17 +148,21 @@ def predict(
     resize: Annotated[
         bool, typer.Option("--resize", help="Resize images to what the model expects.")
     ] = False,
+    client: OfClient = None,
+    method: OfMethod = None,
+    seed: Seed = None,
+    skip_bad: SkipBad = False,
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
 ) -> None:
-    """Classify images: class and probability of each, as CSV."""
+    """Classify images, arrays or rows of tables: class and probability of each, as CSV."""
     from pgfed.engine.durable import write_atomic
-    from pgfed.errors import UserError
     from pgfed.results.formats import count
-    from pgfed.results.models import open_model
+    from pgfed.results.models import find_model
     from pgfed.takehome import predict as predictions
 
-    found = predictions.predict(open_model(model, allowed(allow_module)), images, resize=resize)
+    opened = find_model(model, client, method, seed, allowed(allow_module))
+    found = predictions.predict(opened, files, resize=resize, skip_bad=skip_bad)
     text = predictions.as_csv(found)
     if out is None:
         print(text, end="")
@@ -127,21 +183,25 @@ def export(
         Path | None,
         typer.Option(metavar="FILE", help="By default MODEL's name, in the current folder."),
     ] = None,
+    client: OfClient = None,
+    method: OfMethod = None,
+    seed: Seed = None,
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
 ) -> None:
     """Write a model for programs that know nothing of pgfed, and check that it is the same."""
-    from pgfed.results.models import open_model
+    from pgfed.results.models import find_model
     from pgfed.takehome.export import export as exported
 
-    done = exported(open_model(model, allowed(allow_module)), format.value, out)
+    opened = find_model(model, client, method, seed, allowed(allow_module))
+    done = exported(opened, format.value, out)
     print(f"{done.path}: gives the same logits (largest difference {done.difference:.1g})")
 
 
 def onboard(
     run: Run,
     data: Annotated[
-        str, typer.Option(metavar="DATA", help="The new site's data: folder:PATH or npz:PATH.")
+        str, typer.Option(metavar="DATA", help="The new site's data, KIND:PATH (npz, folder, ...).")
     ],
     method: Method = None,
     seed: Seed = None,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgfed.config.schema import check, shown
 from pgfed.config.tables import BASE, DEFAULT_COHORT, Experiment
+from pgfed.data import READERS
 from pgfed.errors import NOTES, UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.modules import Allowed
@@ -95,12 +96,19 @@ def load(path: Path | None, overrides: Sequence[str] = (), *, smoke: bool = Fals
 def from_dict(content: Mapping[str, Any]) -> Experiment:
     """Check everything that can be checked without the data and without loading a method."""
     experiment = check(Experiment, content)
-    known = {*algorithms.METHODS, *map(algorithms.folder, experiment.methods)}
+    known = {*algorithms.NAMES, *map(algorithms.folder, experiment.methods)}
     for name, table in experiment.method.items():
         if name not in known and BASE not in table:
             raise unknown("method", name, known)
     if experiment.format == 1 and experiment.cohort is None:  # 0.1 did not look at the data
         experiment = replace(experiment, cohort=DEFAULT_COHORT)
+    if experiment.format == 1 and "methods" not in content:  # it did not have `alone`
+        methods = [name for name in experiment.methods if name != algorithms.ALONE]
+        experiment = replace(experiment, methods=methods)
+    if experiment.format == 1:  # 0.1 drew each split at random, by the client's number
+        old: dict[str, Any] = {"stratify": False, "draws": "by-number"}
+        own = {key: old[key] for key in old if key not in content.get("data", {})}
+        experiment = replace(experiment, data=replace(experiment.data, **own))
     if "name" not in content:
         name = _data_name(experiment.data.dataset)
         experiment = replace(experiment, name=name)
@@ -110,11 +118,11 @@ def from_dict(content: Mapping[str, Any]) -> Experiment:
 def _data_name(dataset: str) -> str:
     """What an experiment on this data is called, unless it has a name."""
     kind, _, path = dataset.partition(":")
-    if kind == "npz":
-        return _folder_name(Path(path).stem)
-    if kind == "folder":  # absolute, since `folder:.` has a name too
-        return _folder_name(os.path.basename(os.path.abspath(os.path.expanduser(path))))
-    return _folder_name(dataset)
+    if kind not in READERS:
+        return _folder_name(dataset)
+    # Absolute, since `folder:.` has a name, too.
+    name = os.path.basename(os.path.abspath(os.path.expanduser(path)))
+    return _folder_name(name.removesuffix(f".{kind}"))
 
 
 def _folder_name(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import types
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -53,7 +54,9 @@ def model_of(kind: type[Any]) -> type[BaseModel]:
                 fields[field.name] = annotation, Field(default_factory=field.default_factory)
             else:
                 fields[field.name] = annotation, field.default
-        _models[kind] = create_model(kind.__name__, __base__=Table, **fields)
+        with warnings.catch_warnings():  # a key may be called as pydantic once called a method
+            warnings.filterwarnings("ignore", "Field name .* shadows an attribute", UserWarning)
+            _models[kind] = create_model(kind.__name__, __base__=Table, **fields)
     return _models[kind]
 
 

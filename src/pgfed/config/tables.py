@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from pgfed.config.schema import shown
+from pgfed.data import OWN
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.methods.settings import TrainConfig
@@ -31,7 +32,7 @@ Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
 class Data:
     """Which samples, and who holds them."""
 
-    dataset: Annotated[str, "a name of `pgfed datasets`, npz:PATH or folder:PATH"] = "digits"
+    dataset: Annotated[str, f"a name of `pgfed datasets`, {', '.join(OWN)}"] = "digits"
     clients: Annotated[
         Annotated[int, Ge(1), Le(10_000_000)] | None,
         "as many as the data names, otherwise 20",
@@ -59,7 +60,17 @@ class Data:
     image_size: Annotated[
         Annotated[int, Ge(1), Le(4096)] | None, "for folders of images: resize to this square"
     ] = None
-    skip_bad: Annotated[bool, "for folders of images: leave out what cannot be read"] = False
+    skip_bad: Annotated[bool, "leave out files and rows that cannot be used"] = False
+    schema: Annotated[str | None, "of tables (csv, parquet): a TOML file"] = None
+    schema_sha256: Annotated[str | None, "of that file, as it was when this ran"] = None
+    stratify: Annotated[
+        Literal["auto"] | bool,
+        "each class divided alike between training and test; auto: where each has enough samples",
+    ] = "auto"
+    draws: Annotated[
+        Literal["by-name", "by-number"],
+        "what is drawn for a client that the data names: by-name, as if others were not there",
+    ] = "by-name"
 
     def first_new(self, clients: int) -> int:
         """The id of the first of the new clients; all that follow are new, too."""
@@ -187,9 +198,12 @@ class Output:
         Literal["last", "best"],
         "of which round: the last one, or the one with the best mean score on validation data",
     ] = "last"
+    keep_state: Annotated[
+        bool, "keep what is needed to go on for more rounds (`pgfed resume DIR --rounds N`)"
+    ] = False
 
 
-DEFAULT_METHODS = ("local", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce")
+DEFAULT_METHODS = ("local", "alone", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce")
 
 
 @dataclass(frozen=True)
@@ -210,6 +224,9 @@ class Experiment:
         list[str], MinLen(1), "names of `pgfed methods`, of a [method.NAME], package.module:Class"
     ] = field(default_factory=lambda: list(DEFAULT_METHODS))
     evaluate_every: Annotated[Count, "rounds; the last ten are always scored"] = 1
+    start_from: Annotated[
+        str | None, "the folder of an earlier run: each client begins with its own model of it"
+    ] = None
     data: Data = field(default_factory=Data)
     task: Task = field(default_factory=Task)
     model: Model = field(default_factory=Model)
@@ -230,11 +247,11 @@ class Experiment:
         own = {algorithms.folder(name) for name in self.methods if ":" in name}
         for name, table in self.method.items():
             if BASE in table:
-                _check_variant(name, table[BASE], {*algorithms.METHODS, *own})
+                _check_variant(name, table[BASE], {*algorithms.NAMES, *own})
         for name in self.methods:
-            if ":" not in self.base(name) and self.base(name) not in algorithms.METHODS:
+            if ":" not in self.base(name) and self.base(name) not in algorithms.NAMES:
                 variants = [v for v, table in self.method.items() if BASE in table]
-                known = [*algorithms.METHODS, *variants, "package.module:Class"]
+                known = [*algorithms.NAMES, *variants, "package.module:Class"]
                 raise unknown("methods", name, known)
         folders = [algorithms.folder(name) for name in self.methods]
         for folder in folders:
@@ -280,11 +297,11 @@ def _check_variant(name: str, base: object, methods: set[str]) -> None:
     if name in methods:
         raise UserError(f"{at}: {name!r} is a method; give its variant a name of its own")
     check_folder("method", name)
-    if not isinstance(base, str) or (":" not in base and base not in algorithms.METHODS):
+    if not isinstance(base, str) or (":" not in base and base not in algorithms.NAMES):
         raise unknown(
             at,
             base if isinstance(base, str) else shown(base),
-            [*algorithms.METHODS, "package.module:Class"],
+            [*algorithms.NAMES, "package.module:Class"],
         )
 
 

@@ -3,21 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pgfed.data.tables.preparation import Columns
+from pgfed.data.tables.schema import Schema
 from pgfed.data.targets import Targets, check, shape_text
 from pgfed.errors import UserError
 
-__all__ = ["Dataset", "Targets", "shape_text"]
+__all__ = ["Dataset", "Options", "Samples", "Targets", "shape_text"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How own data is to be read."""
+
+    targets: Targets = "classes"
+    image_size: int | None = None  # for folders of images
+    skip_bad: bool = False  # leave out what cannot be read
+    schema: Schema | None = None  # of tables
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a reader of own data gives, unchecked."""
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    class_names: Sequence[str] | None = None
+    client: NDArray[Any] | None = None
+    group: NDArray[Any] | None = None
+    domain: NDArray[Any] | None = None
+    split: NDArray[Any] | None = None
+    columns: Columns | None = None  # of a table: x are its raw rows
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples with targets, and what is known of the client, domain and part of each."""
+    """Samples with targets, and what is known of the client, domain and part of each.
+
+    With ``columns``, x are the raw rows of a table: inputs are made of them when it is known which
+    are trained on.
+    """
 
     name: str
     x: NDArray[Any]  # uint8, float32 or int64 (tokens); N x anything, images N x C x H x W
@@ -28,6 +58,8 @@ class Dataset:
     split: NDArray[np.bool_] | None = None  # True = test
     validation: NDArray[np.bool_] | None = None  # True = validation; None where none is marked
     targets: Targets = "classes"
+    group: NDArray[np.str_] | None = None  # samples of one group are never divided
+    columns: Columns | None = None
 
     @classmethod
     def from_arrays(
@@ -41,20 +73,38 @@ class Dataset:
         split: ArrayLike | None = None,
         class_names: Sequence[str] | None = None,
         targets: Targets = "classes",
+        group: ArrayLike | None = None,
+        columns: Columns | None = None,
     ) -> Dataset:
         """Check everything. Labels may be any integers, unless `class_names` says what 0..K-1 are.
 
         With `class_names` a class may have no samples: a site that lacks one still agrees with
         the others on what the labels mean.
         """
-        inputs = _inputs(name, np.asarray(x))
+        inputs = _inputs(name, np.asarray(x)) if columns is None else np.asarray(x)
         y, names = check(name, np.asarray(y), targets, class_names)
         _fits(name, inputs, y)
         clients = None if client is None else _clients(name, np.asarray(client))
-        domains = None if domain is None else _domains(name, np.asarray(domain))
+        domains = None if domain is None else _texts(name, "domain", np.asarray(domain))
         test, validation = (None, None) if split is None else _split(name, np.asarray(split))
-        _same_length(name, len(inputs), client=clients, domain=domains, split=test)
-        return cls(name, inputs, y, names, clients, domains, test, validation, targets)
+        groups = None if group is None else _texts(name, "group", np.asarray(group))
+        _same_length(name, len(inputs), client=clients, domain=domains, split=test, group=groups)
+        return cls(
+            name, inputs, y, names, clients, domains, test, validation, targets, groups, columns
+        )
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        samples: Samples,
+        targets: Targets,
+        class_names: Sequence[str] | None = None,
+    ) -> Dataset:
+        """What a reader gave, checked; ``class_names``: as agreed with others."""
+        found = {field.name: getattr(samples, field.name) for field in fields(samples)}
+        found["class_names"] = class_names or samples.class_names
+        return cls.from_arrays(name, targets=targets, **found)
 
 
 def _inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:
@@ -112,10 +162,10 @@ def _clients(name: str, client: NDArray[Any]) -> NDArray[np.int64] | NDArray[np.
     return client.astype(np.str_)
 
 
-def _domains(name: str, domain: NDArray[Any]) -> NDArray[np.str_]:
-    if domain.dtype.kind not in "iuU":
-        raise UserError(f"{name}: domain has type {domain.dtype}; allowed: strings or integers")
-    return domain.astype(np.str_)
+def _texts(name: str, key: str, found: NDArray[Any]) -> NDArray[np.str_]:
+    if found.dtype.kind not in "iuU":
+        raise UserError(f"{name}: {key} has type {found.dtype}; allowed: strings or integers")
+    return found.astype(np.str_)
 
 
 def _split(name: str, split: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:

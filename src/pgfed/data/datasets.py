@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pgfed.data import own
-from pgfed.data.dataset import Dataset, Targets, shape_text
+from pgfed.data import OWN, own
+from pgfed.data.dataset import Dataset, Options, Targets, shape_text
 from pgfed.data.files import cifar, folder, idx, npz
+from pgfed.data.tables.schema import Schema
 from pgfed.errors import NOTES, UserError, unknown
 
 __all__ = ["Dataset", "Targets", "describe", "is_present", "load", "names", "office_home_by_hand"]
@@ -39,13 +40,14 @@ def load(
     image_size: int | None = None,
     skip_bad: bool = False,
     targets: Targets = "classes",
+    schema: Schema | None = None,
 ) -> Dataset:
     """Read a data set by the name that the experiment file gives it.
 
-    ``skip_bad`` leaves out the files of a folder that cannot be read. ``targets``: the form in
+    ``skip_bad`` leaves out files and rows that cannot be read. ``targets``: the form in
     which the task wants what is to be predicted.
     """
-    kind, colon, path = name.partition(":")
+    kind = name.partition(":")[0]
     if image_size is not None:
         if image_size < 1:
             raise UserError(f"data.image_size: found {image_size}; allowed: 1 or more")
@@ -54,10 +56,12 @@ def load(
                 f"data.image_size: {name} comes in one size; allowed with folder:PATH and "
                 "office-home only"
             )
-    if colon and kind in own.KINDS:
-        return own.load(kind, path, root, image_size, skip_bad=skip_bad, targets=targets)
+    if schema is not None and kind not in ("csv", "parquet"):
+        raise UserError(f"data.schema: {name} is no table; allowed with csv:PATH and parquet:PATH")
+    if own.is_own(name):
+        return own.load(name, root, Options(targets, image_size, skip_bad, schema))
     if name not in _SOURCES:
-        raise unknown("data.dataset", name, [*names(), "npz:PATH", "folder:PATH"])
+        raise unknown("data.dataset", name, [*names(), *OWN])
     if targets != _SOURCES[name].targets:
         raise UserError(
             f"task.kind: {name} has {_SOURCES[name].targets} to predict, and the task wants "

@@ -15,7 +15,10 @@ from torch import Tensor
 from pgfed.data import DEFAULT_CLIENTS, partitions
 from pgfed.data.dataset import Dataset, Targets
 from pgfed.data.partitions import Ints
-from pgfed.errors import UserError
+from pgfed.data.splits import Rules, Stratify, name_key, split
+from pgfed.data.tables.preparation import prepared
+from pgfed.data.tables.schema import Schema
+from pgfed.errors import NOTES
 
 __all__ = ["PIXEL_SCALE", "Federation", "Shard", "build", "build_seat"]
 
@@ -77,6 +80,10 @@ class Federation:
     domains: NDArray[np.str_] | None = None  # one per client; "mixed" where samples differ
     client_labels: NDArray[np.str_] | None = None  # what a given partition calls its clients
     targets: Targets = "classes"
+    schema: Schema | None = None  # of tables: what all clients have in common
+    fitted: tuple[Schema, ...] | None = None  # and how each client's inputs were made
+    keys: Ints | None = None  # the clients' in random draws; None: their numbers
+    stratified: int = 0  # clients whose classes are divided alike
 
     @classmethod
     def from_arrays(
@@ -88,6 +95,7 @@ class Federation:
         split: ArrayLike | None = None,
         class_names: list[str] | tuple[str, ...] | None = None,
         *,
+        group: ArrayLike | None = None,
         name: str = "arrays",
         targets: Targets = "classes",
         **options: Any,
@@ -102,6 +110,7 @@ class Federation:
             split=split,
             class_names=class_names,
             targets=targets,
+            group=group,
         )
         if client is not None:
             options.setdefault("partition", "given")
@@ -127,6 +136,12 @@ class Federation:
         start, stop = self.bounds[client, part : part + 2].tolist()
         return Shard(self.x[start:stop], self.y[start:stop])
 
+    def pooled(self) -> Shard:
+        """Everybody's training data, as one client would hold it."""
+        parts = [torch.arange(start, stop) for start, stop in self.bounds[:, :2].tolist()]
+        index = torch.cat(parts).to(self.x.device)
+        return Shard(self.x[index], self.y[index])
+
     def example(self) -> Tensor:
         """Two inputs as batches have them, for a model to be tried on: the first training samples.
 
@@ -142,6 +157,20 @@ class Federation:
     def trains_on(self, client: int) -> int:
         """How many samples; among very many clients faster than `n_train`, which has all."""
         return int(self.bounds[client, 1] - self.bounds[client, 0])
+
+    def key(self, client: int) -> int:
+        """A client's in random draws: its number, or what follows from its name."""
+        return client if self.keys is None else int(self.keys[client])
+
+    @property
+    def positive(self) -> str | None:
+        """The class that is looked for, as the schema of a table says."""
+        return None if self.schema is None else self.schema.positive
+
+    @property
+    def target_scaling(self) -> tuple[list[float], list[float]] | None:
+        """Means and scales of the targets, where a schema agrees on them."""
+        return None if self.schema is None else self.schema.target_scaling
 
     # Not cached: in a federation of real sites, bounds change as sites join.
     @property
@@ -176,6 +205,8 @@ class Federation:
             bounds=bounds - start,
             domains=None if self.domains is None else self.domains[first:last],
             client_labels=None if self.client_labels is None else self.client_labels[first:last],
+            fitted=None if self.fitted is None else self.fitted[first:last],
+            keys=None if self.keys is None else self.keys[first:last],
         )
 
     def share_memory_(self) -> Federation:
@@ -234,11 +265,15 @@ def build(
     min_samples: int = 40,
     seed: int = 1,
     classes_per_client: int = 2,
+    stratify: Stratify = False,
+    by_name: bool = False,
 ) -> Federation:
-    """Divide a data set among clients, and each client's samples into train, validation, test."""
-    for key, value in (("test_share", test_share), ("validation_share", validation_share)):
-        if not 0 <= value < 1:
-            raise UserError(f"data.{key}: found {value}; allowed: 0 up to, but not including, 1")
+    """Divide a data set among clients, and each client's samples into train, validation, test.
+
+    ``by_name``: what is drawn for a client that the data names follows its name, and not its
+    number, which others' absence changes.
+    """
+    rules = Rules(test_share, validation_share, seed, stratify)
     parts = partitions.partition(
         partition,
         dataset,
@@ -251,17 +286,23 @@ def build(
     labels = None
     if partition == "given" and dataset.client is not None:
         labels = np.unique(dataset.client).astype(np.str_)
-    order, bounds = _split(dataset, parts, labels, test_share, validation_share, seed)
-    return Federation(
-        name=dataset.name,
-        x=torch.from_numpy(_gather(dataset.x, order)),
-        y=torch.from_numpy(dataset.y[order]),
-        bounds=bounds,
-        input_shape=dataset.x.shape[1:],
-        class_names=dataset.class_names,
+    numbers = np.arange(len(parts))
+    keys = numbers
+    if labels is not None and by_name:
+        keys = np.array([name_key(str(label)) for label in labels], dtype=np.int64)
+    names = numbers if labels is None else labels
+    order, bounds = split(dataset, parts, rules, keys, names)
+    made = _made(dataset, order, bounds)
+    counts = made.counts()
+    stratified = 0
+    if counts is not None and dataset.split is None:
+        stratified = int(rules.stratified(counts).sum())
+    return replace(
+        made,
+        stratified=stratified,
         domains=_client_domains(dataset.domain, order, bounds),
         client_labels=labels,
-        targets=dataset.targets,
+        keys=None if np.array_equal(keys, numbers) else keys,
     )
 
 
@@ -273,95 +314,46 @@ def build_seat(
     test_share: float,
     validation_share: float,
     seed: int,
+    stratify: Stratify = False,
 ) -> Federation:
     """All samples are one client's; the other seats are empty.
 
     The client's samples are divided as they would be if all clients' data were in one place.
     """
-    parts = [np.arange(len(dataset.y))]
-    order, own = _split(dataset, parts, None, test_share, validation_share, seed, first=client)
+    rules = Rules(test_share, validation_share, seed, stratify)
+    seat = np.array([client])
+    order, own = split(dataset, [np.arange(len(dataset.y))], rules, seat, seat)
+    made = _made(dataset, order, own)
     bounds = np.zeros((clients, 4), dtype=np.int64)
     bounds[client] = own[0]
+    fitted = None if made.fitted is None else made.fitted * clients
+    return replace(made, bounds=bounds, fitted=fitted)
+
+
+def _made(dataset: Dataset, order: Ints, bounds: Ints) -> Federation:
+    """The samples in order; of a table's rows inputs are made."""
+    schema = fitted = None
+    if dataset.columns is None:
+        x, shape = _gather(dataset.x, order), dataset.x.shape[1:]
+    else:
+        made = prepared(dataset.columns, dataset.x, order, bounds)
+        x, shape, schema, fitted = made.x, made.x.shape[1:], made.schema, made.fitted
+        for column, count in made.unseen.items():
+            NOTES.warning(
+                f"{dataset.name}: {count} rows have a category of {column!r} that is not in the "
+                "schema, or in no training row: all zeros for them"
+            )
     return Federation(
         name=dataset.name,
-        x=torch.from_numpy(_gather(dataset.x, order)),
+        x=torch.from_numpy(x),
         y=torch.from_numpy(dataset.y[order]),
         bounds=bounds,
-        input_shape=dataset.x.shape[1:],
+        input_shape=shape,
         class_names=dataset.class_names,
         targets=dataset.targets,
+        schema=schema,
+        fitted=fitted,
     )
-
-
-def _split(
-    dataset: Dataset,
-    parts: list[Ints],
-    labels: NDArray[np.str_] | None,
-    test_share: float,
-    validation_share: float,
-    seed: int,
-    first: int = 0,
-) -> tuple[Ints, Ints]:
-    """The samples in their final order, and the bounds of each client's parts in it.
-
-    ``first`` is the id of the first client.
-    """
-    n = np.array([len(part) for part in parts], dtype=np.int64)
-    samples = np.concatenate(parts)
-    owner = np.repeat(np.arange(len(parts)), n)
-    position = np.arange(len(samples)) - np.repeat(np.cumsum(n) - n, n)
-    random = _keyed_noise(seed, owner + first, position)
-    if dataset.split is None:
-        order = samples[np.lexsort((random, owner))]
-        # The margin undoes rounding: (1 - 0.3) * 10 must be 7.
-        n_train = np.maximum(1, np.floor((1 - test_share) * n + 1e-9).astype(np.int64))
-    else:
-        part = dataset.split[samples] * 2  # train, validation, test: 0, 1, 2
-        if dataset.validation is not None:
-            part = part + dataset.validation[samples]
-        order = samples[np.lexsort((random, part, owner))]
-        n_train = n - np.bincount(owner[part == 2], minlength=len(parts))
-        held_out = np.bincount(owner[part == 1], minlength=len(parts))
-        _check_train(dataset.name, n_train, held_out, labels, first)
-    if dataset.validation is None:
-        held_out = np.floor(validation_share * n_train + 1e-9).astype(np.int64)
-        held_out = np.minimum(held_out, n_train - 1)
-    end = np.cumsum(n)
-    start = end - n
-    bounds = np.stack([start, start + n_train - held_out, start + n_train, end], axis=1)
-    return order, bounds
-
-
-def _check_train(
-    name: str, n_train: Ints, held_out: Ints, labels: NDArray[np.str_] | None, first: int
-) -> None:
-    """``n_train`` counts the validation samples ``held_out``, too."""
-    left = n_train - held_out
-    if left.min() >= 1:
-        return
-    client = int(left.argmin())
-    only = "only test samples" if not n_train[client] else "only validation and test samples"
-    raise UserError(
-        f"{name}: client {labels[client] if labels is not None else first + client} has {only} "
-        "(its split holds no 'train'); each client needs at least one training sample"
-    )
-
-
-def _keyed_noise(seed: int, owner: Ints, position: Ints) -> NDArray[np.uint64]:
-    """A random number per sample from (seed, client, position) alone: no client's split depends
-    on another's, and all are drawn at once."""
-    key = np.full(len(owner), seed % 2**64, dtype=np.uint64)
-    for part in (owner, position):
-        key = _mix(key ^ _mix(part.astype(np.uint64)))
-    return key
-
-
-def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64 (Steele et al., 2014)."""
-    z = z + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
 
 
 def _gather(x: NDArray[Any], order: Ints) -> NDArray[Any]:

@@ -1,85 +1,60 @@
-"""A user's own data: npz:PATH, folder:PATH."""
+"""A user's own data: KIND:PATH."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
+from pgfed.data import OWN, READERS
+from pgfed.data.dataset import Dataset, Options, Samples
+from pgfed.errors import UserError
 
-from pgfed.data.dataset import Dataset, Targets
-from pgfed.data.files import folder, npz
-from pgfed.errors import NOTES, UserError
-
-KINDS = ("npz", "folder")
+SUFFIXES = {".npz": "npz", ".csv": "csv", ".parquet": "parquet"}
 
 
-def load(
-    kind: str,
-    path: str,
-    root: Path | None,
-    image_size: int | None,
-    *,
-    skip_bad: bool = False,
-    targets: Targets = "classes",
-) -> Dataset:
+def is_own(name: str) -> bool:
+    """Does the name say KIND:PATH?"""
+    kind, colon, _ = name.partition(":")
+    return bool(colon) and kind in READERS
+
+
+def load(name: str, root: Path | None, options: Options = Options()) -> Dataset:  # noqa: B008
     """Read own data, from this folder or from the data root.
 
     Sites in a folder are the clients of its samples, and their domains.
     """
-    name = f"{kind}:{path}"
-    place = _place(name, path, root)
-    if kind == "npz":
-        return _npz(name, place, targets)
-    images = read_folder(name, place, image_size, skip_bad=skip_bad)
-    return Dataset.from_arrays(
-        name,
-        images.x,
-        images.y,
-        client=images.site,
-        domain=images.site,
-        split=images.split,
-        class_names=images.class_names,
-        targets=targets,
+    return Dataset.of(name, samples(name, root, options), options.targets)
+
+
+def samples(name: str, root: Path | None, options: Options, key: str = "data.dataset") -> Samples:
+    """As the reader of its kind gives them; ``key``: where the name was found.
+
+    A file may also be named by its path alone: what it is called tells its kind.
+    """
+    kind, _, path = name.partition(":")
+    near = Path(name).expanduser()
+    if not is_own(name) and near.suffix in SUFFIXES and near.is_file():
+        kind, path = SUFFIXES[near.suffix], name
+    elif not is_own(name) or not path:
+        raise _unknown(key, name)
+    found: Samples = importlib.import_module(READERS[kind]).samples(
+        f"{kind}:{path}", _place(key, name, path, root), options
     )
+    return found
 
 
-def _place(name: str, path: str, root: Path | None) -> Path:
-    if not path:
-        raise UserError(f"data.dataset: {name!r} lacks its path; expected {name}PATH")
+def _place(key: str, name: str, path: str, root: Path | None) -> Path:
     here = Path(path).expanduser()
     there = here if root is None else root / here
     for place in (here, there):
         if place.exists():
             return place
     also = f" (also looked for {there})" if there != here else ""
-    raise UserError(f"data.dataset: {name}: {here} does not exist{also}")
+    raise UserError(f"{key}: {name}: {here} does not exist{also}")
 
 
-def _npz(name: str, path: Path, targets: Targets) -> Dataset:
-    arrays = npz.read(path, ("x", "y"), ("client", "domain", "split", "class_names"))
-    class_names = class_names_of(name, arrays)
-    return Dataset.from_arrays(name, **arrays, class_names=class_names, targets=targets)
-
-
-def class_names_of(name: str, arrays: dict[str, NDArray[Any]]) -> list[str] | None:
-    """What an npz file calls its classes, taken out of its arrays."""
-    found = arrays.pop("class_names", None)
-    if found is None:
-        return None
-    if found.ndim != 1 or found.dtype.kind != "U":
-        raise UserError(f"{name}: class_names must be one string per class")
-    return [str(label) for label in found]
-
-
-def read_folder(
-    name: str, path: Path, image_size: int | None, *, skip_bad: bool = False
-) -> folder.Images:
-    """The images of a folder; what was left out of it is said."""
-    if not path.is_dir():
-        raise UserError(f"data.dataset: {name}: {path} is not a folder")
-    images = folder.read(path, image_size, skip_bad=skip_bad)
-    for line in (images.left_out, images.ignored):
-        if line is not None:
-            NOTES.warning(line)
-    return images
+def _unknown(key: str, name: str) -> UserError:
+    if is_own(name):
+        return UserError(f"{key}: {name!r} lacks its path; expected {name}PATH")
+    hint = f" (did you mean 'folder:{name}'?)" if Path(name).expanduser().is_dir() else ""
+    return UserError(f"{key}: found {name!r}{hint}; allowed: {', '.join(OWN)}")

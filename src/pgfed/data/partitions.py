@@ -7,6 +7,7 @@ the labels and the seed only, not on the numpy version.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.random import RandomState
@@ -50,19 +51,41 @@ def partition(
             f"data.partition: {kind!r} divides by classes, and {dataset.name} has "
             f"{dataset.targets}; allowed: iid, domain, given"
         )
+    if dataset.group is None:
+        return _by_owner(
+            _owner(kind, dataset, clients, alpha, seed, min_samples, classes_per_client), clients
+        )
+    # Whole groups are drawn, each by its first sample; then `min_samples` counts groups.
+    _, first, group = np.unique(dataset.group, return_index=True, return_inverse=True)
+    units = replace(
+        dataset,
+        x=dataset.x[first],
+        y=dataset.y[first],
+        domain=None if dataset.domain is None else dataset.domain[first],
+    )
+    owner = _owner(kind, units, clients, alpha, seed, min_samples, classes_per_client)
+    return _by_owner(owner[group.reshape(-1)], clients)
+
+
+def _owner(
+    kind: str,
+    dataset: Dataset,
+    clients: int,
+    alpha: float,
+    seed: int,
+    min_samples: int,
+    classes_per_client: int,
+) -> Ints:
     _check(dataset, clients, alpha, seed, min_samples)
     rng = RandomState(seed)
-    if kind == "dirichlet":
-        owner = _dirichlet(rng, dataset, clients, alpha, min_samples, capped=True)
-    elif kind == "dirichlet-plain":
-        owner = _dirichlet(rng, dataset, clients, alpha, min_samples, capped=False)
-    elif kind == "classes":
-        owner = _classes(rng, dataset, clients, classes_per_client, min_samples)
-    elif kind == "iid":
-        owner = _iid(rng, dataset, clients)
-    else:
-        owner = _domain(rng, dataset, clients, alpha, min_samples)
-    return _by_owner(owner, clients)
+    if kind in ("dirichlet", "dirichlet-plain"):
+        capped = kind == "dirichlet"
+        return _dirichlet(rng, dataset, clients, alpha, min_samples, capped=capped)
+    if kind == "classes":
+        return _classes(rng, dataset, clients, classes_per_client, min_samples)
+    if kind == "iid":
+        return _iid(rng, dataset, clients)
+    return _domain(rng, dataset, clients, alpha, min_samples)
 
 
 def _check(dataset: Dataset, clients: int, alpha: float, seed: int, min_samples: int) -> None:

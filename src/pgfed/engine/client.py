@@ -62,7 +62,7 @@ class ClientSide:
             state = on_device(state, self.task.device)
             message = on_device(message, self.task.device)
             stream = "personal" if stage == "evidence" else stage  # it is of the kept model
-            key = generator(self.seed, f"torch-{stream}", client, round)
+            key = generator(self.seed, f"torch-{stream}", self.federation.key(client), round)
             with torch_stream(key, self.task.device), one_thread():
                 return work(client, round, state, message)
         except UserError:
@@ -76,11 +76,15 @@ class ClientSide:
     def client(self, client: int) -> ClientInfo:
         return ClientInfo(client, self.federation.trains_on(client), self.info)
 
+    def _rng(self, client: int, round: int) -> Rng:
+        return Rng(self.seed, client, round, self.federation.key(client))
+
     def train(self, client: int, round: int, state: State, message: Message) -> list[State]:
         """[new state, update, {"round", "seconds"}]."""
         began = time.perf_counter()
-        rng = Rng(self.seed, client, round)
-        data = self.federation.train(client)
+        rng = self._rng(client, round)
+        pooled = self.algorithm.course == "pooled"
+        data = self.federation.pooled() if pooled else self.federation.train(client)
         attack = self.attack if client in self.attackers else None
         if attack is not None:
             data = attack.data(data, self.task.outputs)
@@ -133,7 +137,7 @@ class ClientSide:
         return [self.algorithm.share(state, self.client(client))]
 
     def _personal(self, client: int, round: int, state: State, public: Message) -> Tensor:
-        rng = Rng(self.seed, client, round)
+        rng = self._rng(client, round)
         data = self.federation.train(client)
         return self.algorithm.personal_model(self._view(data), state, public, data, rng)
 

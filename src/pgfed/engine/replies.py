@@ -181,9 +181,10 @@ def overhead_bytes(values: Message) -> int:
 
 
 class Traffic:
-    """What one round sent, by key and direction."""
+    """What one round sent, by key and direction; nothing where it ``counts`` not."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts: bool = True) -> None:
+        self._counts = counts
         self._bytes: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
         self._overhead: Counter[str] = Counter()
 
@@ -194,6 +195,8 @@ class Traffic:
         self._count("up", update)
 
     def _count(self, direction: str, values: Message) -> None:
+        if not self._counts:
+            return
         self._bytes[direction].update(payload_bytes(values))
         self._overhead[direction] += overhead_bytes(values)
 

@@ -24,8 +24,21 @@ from pgfed.methods.averaging import Mean
 from pgfed.methods.contract import Algorithm, FederationInfo
 from pgfed.methods.randomness import ServerRng, draw_cohort, further_seed
 from pgfed.methods.values import Kind, Message, State, Update
+from pgfed.model.task import Task
 
 CURVES = 1_000  # clients up to which the history keeps everybody's score
+
+
+class Start:
+    """Models of an earlier run to begin with."""
+
+    def shared(self, task: Task) -> Tensor:
+        """The method's global one, for the server and for clients that were not there."""
+        raise NotImplementedError
+
+    def personal(self, task: Task, client: int) -> Tensor | None:
+        """A client's own; None where it was not there."""
+        raise NotImplementedError
 
 
 class Run:
@@ -33,6 +46,7 @@ class Run:
 
     ``max_update_norm``: replies whose gradient, or step from the model that was sent, is longer are
     dropped. ``attack``: some clients simulate one; all means are then over the honest clients.
+    ``start``: the server and the clients begin with the models of an earlier run.
     """
 
     def __init__(
@@ -50,6 +64,7 @@ class Run:
         lose: Callable[[int, int], bool] | None = None,
         attack: Attack | None = None,
         store: ClientStore | None = None,
+        start: Start | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.federation = backend.federation
@@ -59,6 +74,9 @@ class Run:
         self.evaluate_every = evaluate_every
         self.task = backend.task(seed)
         algorithm.check_model(self.task)
+        if algorithm.course != "rounds":
+            self.rounds = 1
+            cohort = len(federation) if algorithm.course == "once" else 1
         self.info = FederationInfo(len(federation), cohort, self.task.layout)
         self._form = Form(self.task.layout, algorithm.shared, self.task.outputs, self.task.width)
         self._mean = mean or Mean()
@@ -67,7 +85,8 @@ class Run:
         self.attackers = attack.attackers(seed, len(federation)) if attack else frozenset()
         self._honest = ~np.isin(np.arange(len(federation)), sorted(self.attackers))
 
-        w0 = self.task.initial()
+        self._start = start
+        w0 = self.task.initial() if start is None else start.shared(self.task)
         self._side = ClientSide(
             algorithm,
             self.task,
@@ -109,7 +128,7 @@ class Run:
     def _step(self) -> dict[str, Any]:
         began = time.perf_counter()
         t = self.round + 1
-        cohort = draw_cohort(self.seed, t, self.info.clients, self.info.cohort)
+        cohort = self._cohort(t)
         rng = ServerRng(self.seed, t)
         algorithm = self.algorithm.at(t, self.rounds)
         messages = algorithm.messages(self.server, cohort, rng)
@@ -117,13 +136,13 @@ class Run:
         own = {i: {k: v for k, v in messages[i].items() if k not in common} for i in cohort}
         started = time.perf_counter()
         results, refused = collect(
-            self.backend.map("train", t, cohort, common, lambda i: (self.store.get(i), own[i])),
+            self.backend.map("train", t, cohort, common, lambda i: (self._known(i), own[i])),
             cohort,
             t,
         )
         train_seconds = time.perf_counter() - started
 
-        traffic = Traffic()
+        traffic = Traffic(counts=self.algorithm.course != "pooled")
         dropped = [{"client": i, "reason": refused[i]} for i in refused if i not in cohort]
         updates, states = self._accepted(t, messages, results, refused, traffic, dropped)
         self.server = algorithm.aggregate(self.server, updates, self._mean, rng)
@@ -154,6 +173,14 @@ class Run:
             "client_seconds": {i: results[i][2]["seconds"] for i in sorted(results)},
             "seconds": time.perf_counter() - began,
         }
+
+    def _cohort(self, t: int) -> list[int]:
+        if self.algorithm.course == "pooled":
+            return [0]  # whoever does the work on everybody's data
+        keys = self.federation.keys
+        return draw_cohort(
+            self.seed, t, self.info.clients, self.info.cohort, None if keys is None else list(keys)
+        )
 
     def _accepted(
         self,
@@ -223,8 +250,8 @@ class Run:
             scores["client_score"] = [
                 None if np.isnan(a) else round(float(a), 4) for a in self.score
             ]
-        known = self._honest & ~np.isnan(self.score)
-        if diverged := int(np.isnan(self.loss[known]).sum()):
+        tested = self._honest & ~self._unscored & (self.federation.n_test > 0)
+        if diverged := int(np.isnan(self.loss[tested]).sum()):
             scores["diverged"] = diverged  # clients whose model holds NaN
         validation = self._mean_of(self.validation_score)
         return scores if validation is None else {**scores, "mean_validation_score": validation}
@@ -240,9 +267,15 @@ class Run:
     def _map(
         self, stage: str, clients: Sequence[int], common: Message
     ) -> Iterator[tuple[int, list[State]]]:
-        return self.backend.map(
-            stage, self.round, clients, common, lambda i: (self.store.get(i), {})
-        )
+        return self.backend.map(stage, self.round, clients, common, lambda i: (self._known(i), {}))
+
+    def _known(self, client: int) -> State | None:
+        """A client's state; None where it has none but that which every client begins with."""
+        state = self.store.get(client)
+        if state is not None or self._start is None:
+            return state
+        own = self._start.personal(self.task, client)
+        return None if own is None else self.algorithm.init_client(own, self._side.client(client))
 
     # -- stopping and going on ------------------------------------------------------------------
 
@@ -270,6 +303,9 @@ class Run:
         self._unscored[:] = False
         self._unscored[cut["run.unscored"].numpy()] = True
         self.round = meta["round"]
+        # A run may go on for longer than it was begun for: then other rounds are the last.
+        kept = max(0, self.round - (self.rounds - LAST))
+        self.last_scores = self.last_scores[len(self.last_scores) - min(kept, LAST) :]
         self.best_round, self.best_score = meta["best_round"], meta["best_score"]
 
     # -- what came out -------------------------------------------------------------------------
@@ -280,7 +316,7 @@ class Run:
 
     def state(self, client: int) -> State:
         """A client's state as of the last round that counted."""
-        state = self.store.get(client)
+        state = self._known(client)
         if state is not None:
             return state
         return self.algorithm.init_client(self._side.w0, self._side.client(client))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from pgfed.data import DEFAULT_CLIENTS, datasets
 from pgfed.data.augment import check_augment
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
+from pgfed.data.tables import schema as schemas
+from pgfed.data.tables.schema import Schema
 from pgfed.engine.attacks import Attack
 from pgfed.engine.backends.base import Backend, Serial
 from pgfed.engine.backends.process import Process
@@ -22,11 +25,10 @@ from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.checkpoints import Checkpoints
 from pgfed.engine.objective import make_objective, targets_of, with_scaling
 from pgfed.engine.robust import make_mean
-from pgfed.engine.rounds import Run
+from pgfed.engine.rounds import Run, Start
 from pgfed.engine.store import ClientStore
 from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
-from pgfed.methods.registry import BASELINE
 from pgfed.model.layout import Layout
 from pgfed.model.networks import Factory, default_model, factory, make_task, vocabulary
 from pgfed.model.objectives import Objective
@@ -82,6 +84,15 @@ class Setup:
             head=head,
             objective=self.objective,
         )
+
+    def rounds(self, method: str) -> int:
+        """How many a method takes."""
+        return self.experiment.rounds if self.methods[method].course == "rounds" else 1
+
+    @property
+    def total_rounds(self) -> int:
+        """Of all methods, under one seed."""
+        return sum(map(self.rounds, self.methods))
 
     @property
     def attack(self) -> Attack | None:
@@ -152,6 +163,10 @@ def prepare(
     for algorithm in methods.values():
         algorithm.check_model(task)
         check_augment(algorithm.train.augment, federation)
+    _say_split(federation, data)
+    if experiment.start_from is not None:
+        place = str(Path(experiment.start_from).expanduser().absolute())
+        experiment = replace(experiment, start_from=place)
     resolved = replace(experiment, format=FORMAT, data=data, task=table)
     return Setup(
         resolved,
@@ -198,6 +213,19 @@ def _say_sites(
     NOTES.info(f"{asked.data.dataset}: {', '.join(said)} ({change})")
 
 
+def _say_split(federation: Federation, data: Data) -> None:
+    """Where classes are divided alike because each has enough samples."""
+    if data.stratify == "auto" and federation.stratified:
+        # Of clients that a partition made up, few care.
+        level = logging.DEBUG if federation.client_labels is None else logging.INFO
+        NOTES.log(
+            level,
+            f"{data.dataset}: training and test are stratified by class at {federation.stratified} "
+            f"of {len(federation)} clients, where each class has enough samples (data.stratify "
+            "changes it)",
+        )
+
+
 def load_federation(experiment: Experiment, root: Path) -> tuple[Federation, Data]:
     """The clients' data, and the [data] table that names it completely."""
     data = experiment.data
@@ -206,15 +234,33 @@ def load_federation(experiment: Experiment, root: Path) -> tuple[Federation, Dat
             "data.dataset: 'memory' was a run on arrays passed from Python, which a file cannot "
             "repeat; save them with numpy.savez and use npz:PATH"
         )
+    schema, data = read_schema(data, root)
     dataset = datasets.load(
         data.dataset,
         root,
         image_size=data.image_size,
         skip_bad=data.skip_bad,
         targets=targets_of(experiment.task),
+        schema=schema,
     )
     federation, resolved = divide(dataset, data, format=experiment.format)
     return federation, replace(resolved, dataset=_absolute(data.dataset, root))
+
+
+def read_schema(data: Data, root: Path) -> tuple[Schema | None, Data]:
+    """The schema that the table names, if any; the table with its full path and checksum."""
+    if data.schema is None:
+        return None, data
+    place = Path(data.schema).expanduser()
+    if not place.exists() and (root / place).exists():
+        place = root / place
+    schema, digest = schemas.load(place)
+    if data.schema_sha256 not in (None, digest):
+        raise UserError(
+            f"data.schema: {place} is not the file that was agreed on or ran before (its SHA-256 "
+            "is not data.schema_sha256); without that key any is taken"
+        )
+    return schema, replace(data, schema=str(place.absolute()), schema_sha256=digest)
 
 
 def divide(dataset: Dataset, data: Data, *, format: int = FORMAT) -> tuple[Federation, Data]:
@@ -234,6 +280,8 @@ def divide(dataset: Dataset, data: Data, *, format: int = FORMAT) -> tuple[Feder
         min_samples=data.min_samples,
         seed=data.seed,
         classes_per_client=data.classes_per_client,
+        stratify=data.stratify,
+        by_name=data.draws == "by-name",
     )
     clients = len(federation)
     if data.clients not in (None, clients):
@@ -292,6 +340,10 @@ class Past:
         """Where the run's checkpoints go."""
         return None
 
+    def start(self, method: str, seed: int) -> Start | None:
+        """The models of an earlier run to begin with."""
+        return None
+
 
 NOTHING = Past()
 
@@ -311,7 +363,7 @@ def execute(setup: Setup, callbacks: Sequence[Callback], past: Past = NOTHING) -
 
 def _baseline_first(setup: Setup) -> Iterator[str]:
     """It is what the others' clients are compared with."""
-    yield from sorted(setup.methods, key=lambda method: method != BASELINE)
+    yield from sorted(setup.methods, key=lambda name: setup.methods[name].role != "baseline")
 
 
 def run_method(
@@ -325,7 +377,7 @@ def run_method(
     """All rounds of one method under one seed, from the last one on record."""
     experiment = setup.experiment
     checkpoints = past.checkpoints(method, seed)
-    run = _make_run(setup, backend, method, seed, checkpoints)
+    run = _make_run(setup, backend, method, seed, checkpoints, past.start(method, seed))
     try:
         if checkpoints is not None:
             checkpoints.restore(run, past.history(method, seed))
@@ -354,7 +406,12 @@ def run_method(
 
 
 def _make_run(
-    setup: Setup, backend: Backend, method: str, seed: int, checkpoints: Checkpoints | None
+    setup: Setup,
+    backend: Backend,
+    method: str,
+    seed: int,
+    checkpoints: Checkpoints | None,
+    start: Start | None,
 ) -> Run:
     experiment, algorithm = setup.experiment, setup.methods[method]
     engine = experiment.engine
@@ -363,7 +420,7 @@ def _make_run(
         setup.federation,
         backend,
         seed=seed,
-        rounds=experiment.rounds,
+        rounds=setup.rounds(method),
         cohort=setup.cohort,
         evaluate_every=experiment.evaluate_every,
         mean=make_mean(engine.aggregation, algorithm.leaves, engine.attackers),
@@ -372,6 +429,7 @@ def _make_run(
         store=ClientStore(
             None if checkpoints is None else checkpoints.clients, memory=engine.memory
         ),
+        start=start,
     )
 
 

@@ -17,6 +17,7 @@ from pgfed.data.federation import Shard
 from pgfed.errors import UserError
 from pgfed.methods.averaging import Mean
 from pgfed.methods.randomness import Rng, ServerRng
+from pgfed.methods.roles import Course, Role
 from pgfed.methods.settings import TrainConfig, check_bounds
 from pgfed.methods.values import Kind, Message, State, Update
 from pgfed.model.layout import Layout
@@ -62,6 +63,12 @@ class Algorithm:
     # The same for what `share` gives after the last round, if global_model needs it. An "own" part
     # is asked for only where clients have one.
     shares: ClassVar[dict[str, Kind]] = {"own": "own", "n": "count"}
+    # In a comparison: a method on trial; what a client reaches without the others, which gains are
+    # over; or a bound that nobody could choose.
+    role: ClassVar[Role] = "method"
+    # Rounds of drawn clients; every client once; once on everybody's training data together, which
+    # only a simulation can.
+    course: ClassVar[Course] = "rounds"
     # True where the method has one result, at the end, and not a best over rounds.
     scored_last: ClassVar[bool] = False
     # False where the authors' code trains without momentum (momentum_policy = "official").

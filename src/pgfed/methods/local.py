@@ -27,6 +27,7 @@ from pgfed.model.task import Task
 class Local(Algorithm):
     name = "local"
     leaves = {}
+    role = "baseline"
     new_client_start = "no global model: the untrained start that all clients shared"
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:

@@ -6,7 +6,7 @@ work can be done again anywhere with the same result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -35,10 +35,18 @@ def torch_stream(key: np.random.Generator, device: torch.device) -> Iterator[Non
         yield
 
 
-def draw_cohort(seed: int, round: int, clients: int, cohort: int) -> list[int]:
-    """The sorted ids of the clients of a round: the same for all methods under one seed."""
-    drawn = generator(seed, "cohort", round).choice(clients, size=cohort, replace=False)
-    return sorted(int(i) for i in drawn)
+def draw_cohort(
+    seed: int, round: int, clients: int, cohort: int, keys: Sequence[int] | None = None
+) -> list[int]:
+    """The sorted ids of the clients of a round: the same for all methods under one seed.
+
+    With ``keys`` each client draws its own lot: that another is not there changes none.
+    """
+    if keys is None:
+        drawn = generator(seed, "cohort", round).choice(clients, size=cohort, replace=False)
+        return sorted(int(i) for i in drawn)
+    lots = [generator(seed, "lot", round, int(key)).random() for key in keys]
+    return sorted(sorted(range(clients), key=lots.__getitem__)[:cohort])
 
 
 def further_seed(seed: int, k: int) -> int:
@@ -53,9 +61,11 @@ class Rng:
     seed: int
     client: int
     round: int
+    key: int | None = None  # in the client's place, where the data names it
 
     def generator(self, purpose: str, epoch: int = 0) -> np.random.Generator:
-        return generator(self.seed, purpose, self.client, self.round, epoch)
+        client = self.client if self.key is None else self.key
+        return generator(self.seed, purpose, client, self.round, epoch)
 
     def permutation(self, n: int, purpose: str, epoch: int = 0) -> Tensor:
         return torch.from_numpy(self.generator(purpose, epoch).permutation(n))

@@ -19,8 +19,6 @@ class Entry(NamedTuple):
     summary: str  # one line for `pgfed methods`, which does without torch
 
 
-BASELINE = "local"  # what clients reach alone: gains are over it
-
 # The order is the order of tables.
 METHODS = {
     "local": Entry("local:Local", "every client trains alone; nothing travels"),
@@ -67,6 +65,18 @@ METHODS = {
         "pgfed_ce:PGFedCE", "PGFed with a fifth less traffic: alphas step along a constant gradient"
     ),
 }
+BASELINE = "local"  # the paper's, trained in the same rounds as the methods
+ALONE = "alone"  # the one that a site would choose
+
+# What methods are held against; nobody federates with these.
+REFERENCES = {
+    ALONE: Entry("alone:Alone", "baseline: every client trains on its own data to the end"),
+    "pooled": Entry("pooled:Pooled", "bound: one model on all data together (simulation only)"),
+    "pooled-ft": Entry(
+        "pooled_ft:PooledFT", "bound: the same fine-tuned at each client (simulation only)"
+    ),
+}
+NAMES = METHODS | REFERENCES
 
 
 def get(name: str) -> type[Algorithm]:
@@ -78,9 +88,9 @@ def get(name: str) -> type[Algorithm]:
         if not (isinstance(found, type) and issubclass(found, Algorithm)):
             raise UserError(f"methods: {name!r} is not a subclass of pgfed.Algorithm")
         return found
-    if name not in METHODS:
-        raise unknown("methods", name, METHODS)
-    module, _, cls = METHODS[name].home.partition(":")
+    if name not in NAMES:
+        raise unknown("methods", name, NAMES)
+    module, _, cls = NAMES[name].home.partition(":")
     return getattr(importlib.import_module(f"pgfed.methods.{module}"), cls)  # type: ignore[no-any-return]
 
 
@@ -91,4 +101,4 @@ def folder(name: str) -> str:
 
 def summary(name: str) -> str:
     """What a method does, in one line."""
-    return METHODS[name].summary if name in METHODS else get(name).summary
+    return NAMES[name].summary if name in NAMES else get(name).summary

@@ -1,7 +1,8 @@
 """How the metrics of `pgfed.model.metrics` are computed: over one client's whole set at once.
 
-None where a metric is undefined, as AUC is with one class only. Definitions are scikit-learn's,
-which is slow to import and so imported when it is needed.
+None where a metric is undefined, as AUC is with one class only, or whatever needs the numbers of a
+model that gives none. Definitions are scikit-learn's, which is slow to import and so imported when
+it is needed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pgfed.model.metrics import RECALL_AT, find, label_auc
+from pgfed.model.metrics import RECALL_AT, label_auc
 
 Array = NDArray[Any]
 
@@ -51,6 +52,8 @@ def _of_classes(
         if positive is None:
             return float(metrics.f1_score(y, predicted, average="macro"))
         return float(metrics.f1_score(y == positive, predicted == positive, zero_division=0.0))
+    if not np.isfinite(probability).all():  # a model that diverged
+        return None
     if name == "log-loss":
         classes = np.arange(probability.shape[1])
         return float(metrics.log_loss(y, probability, labels=classes))
@@ -115,8 +118,11 @@ def of_labels(
         return dict.fromkeys(names)
     found: dict[str, float | None] = {}
     predicted = probability >= HALF
+    diverged = not np.isfinite(probability).all()
     for name in names:
-        if name in _RANKED:
+        if diverged and name in ("auc", "average-precision", "log-loss"):
+            found[name] = None
+        elif name in _RANKED:
             each = [_RANKED[name](y[:, k], probability[:, k]) for k in range(y.shape[1])]
             found[name] = _mean(each)
             if name == "auc":
@@ -149,10 +155,8 @@ def of_values(names: Sequence[str], predicted: Array, y: Array) -> dict[str, flo
     """Metrics of one or several numbers per sample (samples x targets), in the targets' units."""
     from sklearn import metrics
 
-    if not len(y):
+    if not len(y) or not np.isfinite(predicted).all():
         return dict.fromkeys(names)
-    if not np.isfinite(predicted).all():  # a model that diverged
-        return {name: find(name).low if name == "r2" else find(name).high for name in names}
     compute: dict[str, Callable[[Array, Array], float]] = {
         "mae": metrics.mean_absolute_error,
         "rmse": metrics.root_mean_squared_error,

@@ -133,7 +133,8 @@ def _parts(group: Group, style: Style, prefix: str) -> list[Part]:
             "Client by client",
             present(gains(group, style), partition(group)),
             filled(
-                ("Gain over Local", clients.gains(group)), ("By domain", clients.domains(group))
+                (f"Gain over {group.over}", clients.gains(group)),
+                ("By domain", clients.domains(group)),
             ),
             client=True,
         ),
@@ -268,6 +269,7 @@ def _clients(group: Group) -> dict[str, Any]:
         "n_test": known.n_test[few].tolist(),
         "classes": classes,
         "axis": axis(group.metric),
+        "over": group.over,
         "digits": {"share": 1, "number": 3, "target": 2}[group.metric.unit],
         "methods": methods,
     }

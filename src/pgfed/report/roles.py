@@ -5,7 +5,6 @@ Colours, notes and captions ask for the role; which method has it, the run itsel
 
 from __future__ import annotations
 
-from pgfed.methods.registry import BASELINE
 from pgfed.results.comparison import Group, Method
 
 YARDSTICK = "fedavg"  # bytes and speeds are told as multiples of its own
@@ -13,7 +12,7 @@ YARDSTICK = "fedavg"  # bytes and speeds are told as multiples of its own
 
 def is_baseline(method: Method) -> bool:
     """Whether gains are gains over it."""
-    return method.base == BASELINE
+    return method.about.role == "baseline"
 
 
 def controls(group: Group) -> dict[str, str]:

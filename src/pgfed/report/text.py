@@ -33,7 +33,7 @@ def all_tables(groups: Sequence[Group]) -> Iterator[tuple[str, Table]]:
         found = {
             "Results": results.results(group),
             "What a method's own objective adds": results.control(group),
-            "Gain over Local": clients.gains(group),
+            f"Gain over {group.over}": clients.gains(group),
             "Rounds to a score": results.speed(group),
             "By domain": clients.domains(group),
             "The matrix A": matrix.matrix(group),
@@ -98,7 +98,7 @@ def comma_separated(groups: Sequence[Group]) -> str:
     writer.writerow(CSV_COLUMNS)
     for group in groups:
         for method in group.methods:
-            gain, local, other = group.gain(method), group.local(method), group.control(method)
+            gain, local, other = group.gain(method), group.baseline(method), group.control(method)
             over_local = None if gain is None or local is None else group.compare(method, local)
             over_control = None if other is None else group.compare(method, other)
             writer.writerow(

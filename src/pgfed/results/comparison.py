@@ -88,7 +88,7 @@ class Method:
     def images_per_second(self) -> float | None:
         seconds = sum(run.history.train_seconds for run in self.runs.values())
         samples = sum(run.history.samples for run in self.runs.values())
-        return samples / seconds if seconds else None
+        return samples / seconds if seconds and samples else None
 
     def curve(self, seed: int) -> Curve:
         history = self.runs[seed].history
@@ -149,10 +149,21 @@ class Group:
 
     def find(self, name: str, like: Method) -> Method | None:
         """The method of this name whose settings are nearest to those of `like`."""
-        return _nearest([method for method in self.methods if method.base == name], like)
+        return _nearest_of(name, self.methods, like)
 
-    def local(self, like: Method) -> Method | None:
-        return self.find(algorithms.BASELINE, like)
+    def baseline(self, like: Method) -> Method | None:
+        """What gains are over: of the baselines the one with the better mean, for all clients."""
+        found = [m for m in self.methods if m.about.role == "baseline" and m.means("last10")]
+        bases = dict.fromkeys(m.base for m in found)
+        nearest = [m for base in bases if (m := _nearest_of(base, found, like)) is not None]
+        sign = self.metric.sign
+        return max(nearest, key=lambda m: sign * float(np.mean(m.means("last10"))), default=None)
+
+    @cached_property
+    def over(self) -> str:
+        """What gains are over, by its name."""
+        found = [m for method in self.ranked if (m := self.baseline(method)) is not None]
+        return found[0].base if found else algorithms.BASELINE
 
     def control(self, method: Method) -> Method | None:
         """The same method without what is its own: with other settings, or its twin."""
@@ -175,10 +186,14 @@ class Group:
         found = self._paired[seeds].difference(a.label, b.label)
         return None if np.isnan(found.mean) else found
 
-    def gain(self, method: Method, which: Score = "last10") -> Gain | None:
-        """Over Local, client by client; None without Local, and for Local itself."""
-        local = self.local(method)
-        if local is None or local is method:
+    def gain(
+        self, method: Method, which: Score = "last10", over: Method | None = None
+    ) -> Gain | None:
+        """Over the baseline, client by client; None without one, and for a baseline itself."""
+        if method.about.role == "baseline":
+            return None
+        local = over or self.baseline(method)
+        if local is None:
             return None
         seeds = sorted(method.runs.keys() & local.runs.keys())
         if not seeds:
@@ -202,8 +217,9 @@ class Group:
 
     @cached_property
     def ranked(self) -> list[Method]:
-        """The methods by their last ten rounds, best first; those without a score left out."""
-        scored = [method for method in self.methods if method.means("last10")]
+        """The methods by their last ten rounds, best first; bounds and those without a score left
+        out."""
+        scored = [m for m in self.methods if m.means("last10") and m.about.role != "bound"]
         sign = self.metric.sign
         return sorted(scored, key=lambda m: -sign * float(np.mean(m.means("last10"))))
 
@@ -224,6 +240,10 @@ def control_of(method: Method, methods: Sequence[Method]) -> Method | None:
     same = [m for m in methods if m.base == method.base and m.settings == wanted]
     twins = [m for m in methods if m.base == method.about.control_twin]
     return _nearest(same or twins, method)
+
+
+def _nearest_of(base: str, methods: Sequence[Method], like: Method) -> Method | None:
+    return _nearest([method for method in methods if method.base == base], like)
 
 
 def _nearest(methods: Sequence[Method], like: Method) -> Method | None:
@@ -285,7 +305,8 @@ def _methods(folders: Sequence[RunData]) -> list[Method]:
 
 def _ordered(methods: list[Method]) -> list[Method]:
     """As in the registry; a control directly before the first method that it is the control of."""
-    registered = list(algorithms.METHODS)
+    registered = [algorithms.BASELINE, *algorithms.NAMES]
+    registered.insert(1, algorithms.ALONE)
     ordered = sorted(
         methods,
         key=lambda m: registered.index(m.base) if m.base in registered else len(registered),

@@ -110,11 +110,13 @@ def choose_seed(experiment: Experiment, asked: int | None) -> int:
 
 
 def choose_client(names: Sequence[str], asked: int | str) -> int:
-    """The client asked for, by its number or its name."""
+    """The client asked for, by its name or its number; a name goes first."""
     if isinstance(asked, str):
-        if asked not in names:
+        if asked in names:
+            return names.index(asked)
+        if not (asked.isascii() and asked.isdecimal() and len(asked) < 10):
             raise unknown("client", asked, names)
-        return names.index(asked)
+        asked = int(asked)
     if not 0 <= asked < len(names):
         raise UserError(f"client: found {asked}; allowed: 0 to {len(names) - 1}")
     return asked

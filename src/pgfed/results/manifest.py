@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pgfed.data.federation import Federation
+from pgfed.data.tables.schema import Schema, from_plain
 from pgfed.engine.durable import write_atomic
 from pgfed.errors import UserError
 
@@ -68,6 +70,7 @@ class Manifest(_Part):
     classes: list[str] = Field(min_length=1)  # a name for each output
     targets: Literal["classes", "labels", "values", "masks"] = "classes"
     normalisation: Normalisation
+    table: dict[str, Any] | None = None  # the schema of a table; each client has its own, fitted
     image_size: Size | None = None  # images were resized to this square
     data_fingerprint: str | None = None
     shared: File | None = Field(None, alias="global")
@@ -121,6 +124,17 @@ def _client(row: dict[str, Any]) -> dict[str, Any]:
     row = {RENAMED.get(key, key): value for key, value in row.items()}
     number = row.get("client")
     return {**row, "client": str(row.pop("label", None) or number), "id": number}
+
+
+def fitted_table(federation: Federation, client: int) -> dict[str, Any]:
+    """For a client's row: how its inputs were made of the rows of a table."""
+    return {} if federation.fitted is None else {"table": federation.fitted[client].plain()}
+
+
+def table_of(entry: dict[str, Any], folder: Path) -> Schema | None:
+    """How a model's inputs are made of the rows of a table, if it was trained on one."""
+    content = entry.get("table")
+    return None if content is None else from_plain(content, f"{folder / NAME}: table")
 
 
 def write(folder: Path, content: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from pgfed.config import experiment as experiments
 from pgfed.config.tables import Experiment
 from pgfed.data.federation import PIXEL_SCALE, Federation
+from pgfed.data.tables.schema import Schema
 from pgfed.engine.durable import sha256, write_atomic
 from pgfed.engine.rounds import Run
 from pgfed.engine.runs import Setup
@@ -146,6 +147,11 @@ class Model:
     values: dict[str, Tensor]  # the module's state_dict
     allowed: Allowed = NONE  # modules that its manifest may name
 
+    @property
+    def table(self) -> Schema | None:
+        """How inputs are made of the rows of a table, if it was trained on one."""
+        return manifests.table_of(self.entry, self.path.parent)
+
     def check_module(self) -> None:
         """Refuse a model that would import a module which is not allowed."""
         check_module(self.manifest, self.path.parent, self.allowed)
@@ -187,20 +193,24 @@ def load(
     in it (by default the only method and the first seed). A model of one's own,
     ``package.module:factory``, is imported only if ``allow_modules`` holds its module.
     """
-    trusted = allowed(allow_modules)
-    place = Path(path).expanduser()
+    model = find_model(Path(path).expanduser(), client, method, seed, allowed(allow_modules))
+    return model.module(), model.entry
+
+
+def find_model(
+    place: Path, client: int | str | None, method: str | None, seed: int | None, trusted: Allowed
+) -> Model:
+    """The model in a file, or of a client of a run folder."""
     if place.is_dir():
         experiment = experiments.of_run(place)
         if client is None:
             raise UserError(f"{place}: a run folder holds a model per client; say which client")
         name = layout.choose_method(experiment, place, method)
         kept = kept_models(place, name, layout.choose_seed(experiment, seed), trusted)
-        model = kept.personal_model(client)
-    elif client is not None or method is not None or seed is not None:
+        return kept.personal_model(client)
+    if client is not None or method is not None or seed is not None:
         raise UserError(f"{place}: client, method and seed are for a run folder; found no folder")
-    else:
-        model = open_model(place, trusted)
-    return model.module(), model.entry
+    return open_model(place, trusted)
 
 
 def open_model(path: Path, allowed: Allowed = NONE) -> Model:
@@ -300,6 +310,7 @@ def write_models(
             "client": row["client"],
             "id": i,
             **row,
+            **manifests.fitted_table(setup.federation, i),
             **files[i],
             "score": number(run.score[i]),
             "loss": number(run.loss[i]),
@@ -373,6 +384,7 @@ def manifest(
         "classes": list(federation.class_names),
         "targets": federation.targets,
         "normalisation": normalisation(federation),
+        "table": None if federation.schema is None else federation.schema.plain(),
         "image_size": experiment.data.image_size,
         "data_fingerprint": federation.fingerprint if len(federation.y) else None,
         "global": shared,

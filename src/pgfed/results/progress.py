@@ -24,7 +24,7 @@ class Progress(Callback):
         self, runs: int, rounds: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.total = runs * rounds
-        self.rounds = rounds
+        self.rounds = self._each = rounds
         self.done = 0  # rounds that need not be run any more
         self.ran = 0  # of these, the ones run now: time left is judged by them
         self.clock = clock
@@ -35,7 +35,8 @@ class Progress(Callback):
         self._samples, self._seconds = 0, 0.0
 
     def begin(self, method: str, run: Run) -> None:
-        self.method, self.seed = method, run.seed
+        self.method, self.seed, self.rounds = method, run.seed, run.rounds
+        self.total -= self._each - run.rounds  # some methods take one round only
         self.score, self.metric = None, run.task.objective.primary
         self.done += len(run.history)
         self._samples, self._seconds = 0, 0.0
@@ -43,6 +44,7 @@ class Progress(Callback):
             self.tell(f"{method} seed {run.seed}: going on after round {len(run.history)}")
 
     def skip(self, method: str, seed: int, history: list[Record]) -> None:
+        self.total -= self._each - len(history)
         self.done += len(history)
 
     def warn(self, text: str) -> None:
@@ -71,9 +73,10 @@ class Progress(Callback):
     def facts(self) -> list[str]:
         """Score so far, samples per second, time left."""
         left = (self.clock() - self.started) / self.ran * (self.total - self.done)
+        speed = f"{self._samples / max(self._seconds, 1e-9):,.0f} samples/s"
         return [
             f"{self.metric.title} {score(self.score, self.metric)}",
-            f"{self._samples / max(self._seconds, 1e-9):,.0f} samples/s",
+            *([speed] if self._samples else []),
             f"{duration(left)} left",
         ]
 

@@ -23,6 +23,7 @@ from pgfed.engine.callbacks import Record
 from pgfed.engine.durable import in_use
 from pgfed.errors import UserError, first_line
 from pgfed.methods import registry as algorithms
+from pgfed.methods.roles import Course, Role
 from pgfed.model.metrics import ACCURACY, Metric, Unit
 from pgfed.results import layout
 from pgfed.results.history import History, history_of, read_history
@@ -52,6 +53,7 @@ _OF_PGFED = {"control": {"mu": 0.0}, "control_twin": "fedavg-local"}
 _SAID: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("pgfed", "pgfed-mo", "pgfed-ce"), _OF_PGFED),
     "fedbabu": {"scored_last": True},
+    "local": {"role": "baseline"},
 }
 
 # Settings that methods have got since, as they were in effect before there was a choice.
@@ -91,7 +93,7 @@ def load(path: Path) -> RunData:
         environment=_read_object(path / layout.ENVIRONMENT),
         clients=_clients(table, first, path / layout.DATA),
         metric=read_metric(path),
-        methods=_methods(path, found),
+        methods=read_methods(path, found),
         runs=runs,
         unfinished=unfinished,
         text=_text(path / layout.EXPERIMENT),
@@ -132,7 +134,7 @@ def read_records(
 
 
 def read_finished(
-    path: Path, experiment: Experiment, method: str, seed: int, names: Sequence[str]
+    path: Path, experiment: Experiment, method: str, seed: int, names: Sequence[str], rounds: int
 ) -> SeedRun | None:
     """What a method left under a seed, if it has come to its end; these must be its clients."""
     file = seed_folder(path, method, seed) / layout.CLIENTS
@@ -142,7 +144,7 @@ def read_finished(
     if [row["client"] for row in rows] != list(names):
         raise UserError(f"{file}: not the run's clients")
     run = _seed_run(path, experiment, method, seed, rows)
-    if len(run.history.rounds) != experiment.rounds:
+    if len(run.history.rounds) != rounds:
         raise UserError(f"{file}: {len(run.history.rounds)} whole rounds in {layout.HISTORY}")
     return run
 
@@ -278,7 +280,7 @@ def read_metric(path: Path) -> Metric:
 # -- the whole folder --------------------------------------------------------------------------
 
 
-def _methods(path: Path, experiment: Experiment) -> dict[str, MethodInfo]:
+def read_methods(path: Path, experiment: Experiment) -> dict[str, MethodInfo]:
     """What the methods say of themselves, without their modules."""
     file = path / layout.METHODS
     said = _read_object(file) if experiment.format > 1 else {}
@@ -286,7 +288,7 @@ def _methods(path: Path, experiment: Experiment) -> dict[str, MethodInfo]:
     for folder, name in zip(layout.methods_of(experiment), experiment.methods, strict=True):
         base = experiment.base(name)
         if experiment.format == 1:
-            summary = algorithms.METHODS[base].summary if base in algorithms.METHODS else ""
+            summary = algorithms.NAMES[base].summary if base in algorithms.NAMES else ""
             found[folder] = MethodInfo(base, summary, **_SAID.get(base, {}))
             continue
         try:
@@ -305,7 +307,20 @@ def _method_info(said: Mapping[str, Any]) -> MethodInfo:
         control_twin=None if said["control_twin"] is None else str(said["control_twin"]),
         new_client_start=str(said["new_client_start"]),
         scored_last=bool(said["scored_last"]),
+        role=_one_of(get_args(Role), said.get("role", _role(str(said["base"])))),
+        course=_one_of(get_args(Course), said.get("course", "rounds")),
     )
+
+
+def _role(base: str) -> str:
+    """Before folders said it."""
+    return "baseline" if base == algorithms.BASELINE else "method"
+
+
+def _one_of(allowed: tuple[Any, ...], said: Any) -> Any:
+    if said not in allowed:
+        raise TypeError(f"{said!r:.40}")
+    return said
 
 
 def _names(path: Path) -> list[str]:

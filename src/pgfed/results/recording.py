@@ -7,15 +7,23 @@ from pathlib import Path
 
 from pgfed.engine.callbacks import Callback
 from pgfed.engine.environment import environment
-from pgfed.engine.rounds import Run
-from pgfed.engine.runs import Setup, execute
+from pgfed.engine.rounds import Run, Start
+from pgfed.engine.runs import Past, Setup, execute
 from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
 from pgfed.results.layout import seed_folder
 from pgfed.results.models import Models, ModelsInFolder, ModelsInMemory
-from pgfed.results.runs import Evidence, RunData, SeedRun, each_run, evidence_of, seed_run_of
+from pgfed.results.runs import (
+    Evidence,
+    RunData,
+    SeedRun,
+    client_names,
+    each_run,
+    evidence_of,
+    seed_run_of,
+)
 from pgfed.results.statistics import Floats
-from pgfed.results.writer import RunWriter, data_of
+from pgfed.results.writer import RunWriter, data_of, earlier
 
 Kept = Mapping[tuple[str, int], Models]  # by method and seed
 
@@ -34,7 +42,7 @@ def record(
     """
     if folder is None:
         memory = InMemory(setup)
-        execute(setup, [memory, *callbacks])
+        execute(setup, [memory, *callbacks], memory)
         return memory.data, memory.models
     with RunWriter(folder, setup, resume=resume, warn=warn) as writer:
         execute(setup, [writer, *callbacks], writer)
@@ -52,7 +60,7 @@ def models_in(data: RunData, allowed: Allowed = NONE) -> dict[tuple[str, int], M
     return found
 
 
-class InMemory(Callback):
+class InMemory(Callback, Past):
     """Keeps what came out, and the models: of the best round where asked for, else of the last."""
 
     def __init__(self, setup: Setup) -> None:
@@ -60,6 +68,10 @@ class InMemory(Callback):
         self.models: dict[tuple[str, int], Models] = {}
         self._evidence: dict[tuple[str, int], tuple[Evidence, dict[str, Floats]]] = {}
         self._setup = setup
+        self._earlier = earlier(setup, client_names(setup.federation))
+
+    def start(self, method: str, seed: int) -> Start | None:
+        return None if self._earlier is None else self._earlier.start(method, seed)
 
     def best(self, method: str, run: Run) -> None:
         self._evidence[method, run.seed] = evidence_of(run)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pgfed.config.tables import BASE, Experiment
 from pgfed.engine.callbacks import Record
-from pgfed.methods.registry import BASELINE
+from pgfed.methods.roles import Course, Role
 from pgfed.model.metrics import Metric
 from pgfed.results.history import History, history_of, last_scores
 from pgfed.results.layout import methods_of
@@ -59,6 +59,12 @@ class MethodInfo:
     control_twin: str | None = None  # a method that is the same as with these settings
     new_client_start: str | None = None  # in words: what a new client starts from
     scored_last: bool = False  # its one result is that of the last round
+    role: Role = "method"  # in a comparison
+    course: Course = "rounds"
+
+    def rounds(self, experiment: Experiment) -> int:
+        """How many it takes."""
+        return experiment.rounds if self.course == "rounds" else 1
 
 
 @dataclass(frozen=True)
@@ -226,6 +232,8 @@ def method_info(base: str, method: Algorithm | type[Algorithm], summary: str) ->
         control_twin=method.control_twin if isinstance(method, type) else method.twin(),
         new_client_start=method.new_client_start,
         scored_last=method.scored_last,
+        role=method.role,
+        course=method.course,
     )
 
 
@@ -327,7 +335,9 @@ def summary(
     target = TARGET if metric.bounded and metric.more_is_better else None
     reached = (r["round"] for r in scored if target is not None and r["mean_score"] >= target)
     gain = gain_over(run, alone, metric)
-    gain = None if gain is None else np.delete(gain, sorted(run.attackers))
+    others = sorted(run.attackers)
+    gain = None if gain is None else np.delete(gain, others)
+    metrics = {name: mean_std(np.delete(each, others))[0] for name, each in run.metrics.items()}
     seconds = history.train_seconds
     gain_mean, gain_std = mean_std(np.array([]) if gain is None else gain)
     return {
@@ -344,7 +354,7 @@ def summary(
         "clients_undefined": len(undefined(run, clients)),
         "rounds_to_target": next(reached, None),
         "target": target,
-        "baseline": None if alone is None else BASELINE,
+        "baseline": None if alone is None else alone.method,
         "gain_mean": number(gain_mean),
         "gain_std": number(gain_std),
         "clients_gained": None if gain is None else int((gain > 0).sum()),
@@ -354,7 +364,7 @@ def summary(
         "samples_per_second": history.samples / seconds if seconds else None,
         "seconds": history.seconds,
         **({"attackers": attackers} if attackers else {}),
-        "metrics": {name: number(mean_std(values)[0]) for name, values in run.metrics.items()},
+        "metrics": {name: number(mean) for name, mean in metrics.items()},
     }
 
 
@@ -378,9 +388,25 @@ def undefined(run: SeedRun, clients: Clients) -> list[str]:
     return [clients.names[i] for i in np.flatnonzero(missing)]
 
 
+def baseline_of(data: RunData) -> str | None:
+    """The method that gains are over: of the baselines the one with the better mean."""
+    found = [
+        (data.metric.sign * float(np.mean(means)), name)
+        for name, runs in data.runs.items()
+        if data.methods[name].role == "baseline"
+        and (means := [np.nanmean(run.last10) for run in runs.values() if _scored(run)])
+    ]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _scored(run: SeedRun) -> bool:
+    return bool(np.isfinite(run.last10).any())
+
+
 def alone_of(data: RunData, seed: int) -> SeedRun | None:
     """The baseline under the same seed: what clients reach without the others."""
-    return data.runs.get(BASELINE, {}).get(seed)
+    name = baseline_of(data)
+    return None if name is None else data.runs[name].get(seed)
 
 
 def summaries(data: RunData) -> list[dict[str, Any]]:

@@ -147,7 +147,7 @@ class Gain:
 
 
 def individual_gain(method: Floats, local: Floats) -> Gain:
-    """Gain over Local: seeds x clients of the method, and of Local under the same seeds."""
+    """Seeds x clients of the method, and of the baseline ``local`` under the same seeds."""
     each = mean_over_seeds(method - local)
     known = np.sort(each[~np.isnan(each)])
     mean, std = mean_std(known)

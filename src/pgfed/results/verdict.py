@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from pgfed.methods.registry import BASELINE
 from pgfed.model.metrics import ACCURACY, Metric
 from pgfed.results.comparison import Group, Method, different_settings
-from pgfed.results.formats import between, count, difference, gain, meaning, points, score
+from pgfed.results.formats import between, count, difference, gain, meaning, points, score, sentence
+from pgfed.results.runs import undefined
 from pgfed.results.statistics import Comparison, Gain
 
+NAMED = 8  # clients that a line names
 FEW = 10  # clients, below which a bootstrap over them is crude
 
 
@@ -40,33 +41,81 @@ def judge(group: Group) -> Verdict:
     if len(group.clients) == 1:
         return Verdict("One client: there is nothing to federate.", [], caveats(group))
     sound = [method for method in group.ranked if method.sound]
-    if not sound or any(m.base == BASELINE and m not in sound for m in group.ranked):
+    if not sound or any(_baseline(m) and m not in sound for m in group.ranked):
         headline = "Training failed, so it cannot be said whether federating helps."
         return Verdict(headline, [], caveats(group))
+    if blind := _blind(group, sound):
+        return Verdict(blind[0], blind[1:], caveats(group))
     headline, sentences = _help(group, sound)
     return Verdict(
         headline,
-        [*sentences, *_ties(group, sound), *_explicit(group, sound)],
+        [*sentences, *_ties(group, sound), *_bound(group, sound), *_explicit(group, sound)],
         caveats(group),
     )
+
+
+def _baseline(method: Method) -> bool:
+    return method.about.role == "baseline"
+
+
+def _blind(group: Group, ranked: list[Method]) -> list[str]:
+    """Where every model calls everything by one class: accuracy then only counts that class."""
+    if group.metric.name != ACCURACY.name:
+        return []
+    runs = [run for method in ranked for run in method.runs.values()]
+    if not runs or not all("predicted" in run.metrics for run in runs):
+        return []
+    known = [run.metrics["predicted"] for run in runs]
+    if any((values[~np.isnan(values)] > 1).any() for values in known):
+        return []
+    largest = float(np.nanmean([run.metrics["majority"] for run in runs]))
+    if largest == 1:  # there is but one class to predict
+        return []
+    return [
+        "Nothing was learned that accuracy can see: every model calls every sample by one class.",
+        f"That class alone is {score(largest, group.metric)} of a client's test data, so these "
+        'accuracies say nothing of the others. Judge by task.metric = "balanced-accuracy" or '
+        '"auc" (task.kind = "binary" for two classes); task.class_weights = "balanced" makes '
+        "rare classes count in training.",
+    ]
+
+
+def _bound(group: Group, ranked: list[Method]) -> list[str]:
+    """How far from sharing the data."""
+    bounds = [m for m in group.methods if m.about.role == "bound" and m.means("last10")]
+    on_trial = [method for method in ranked if not _baseline(method)]
+    if not bounds or not on_trial:
+        return []
+    sign, metric = group.metric.sign, group.metric
+    best = max(bounds, key=lambda m: sign * _last10(m))
+    found = group.compare(on_trial[0], best)
+    if found is None:
+        return []
+    return [
+        f"With all data in one place ({best.label}, which nobody here could choose) it would be "
+        f"{score(_last10(best), metric)}; {on_trial[0].label} is {difference(found, metric)}"
+        f"{points(metric)} from that ({between(found, metric)})."
+    ]
 
 
 def _help(group: Group, ranked: list[Method]) -> tuple[str, list[str]]:
     leader = ranked[0]
     reached = score(_last10(leader), group.metric)
-    if leader.base == BASELINE:
-        others = [method for method in ranked if method.base != BASELINE]
+    if _baseline(leader):
+        others = [method for method in ranked if not _baseline(method)]
         if not others:
-            return f"Training alone reaches {reached}; no other method was run.", []
-        headline = f"Federating did not help: nothing beats training alone ({reached})."
+            return f"Training alone ({leader.label}) reaches {reached}; nothing else was run.", []
+        headline = (
+            f"Federating did not help: nothing beats training alone ({leader.label}, {reached})."
+        )
         standing = _standing(group, others[0])
-        return headline, [_upper(standing.sentence)] if standing else []
+        return headline, [sentence(standing.said)] if standing else []
     standing = _standing(group, leader)
     if standing is None:
         verb = "scores highest" if len(ranked) > 1 else "was run alone"
         return f"{leader.label} {verb} ({reached}).", [
-            "There is no run of Local under the same seeds, so it cannot be said who gained: "
-            "add local to the methods."
+            "There is no baseline under the same seeds, so it cannot be said who gained: add alone "
+            "or local to the methods."
         ]
     sure = next(
         (
@@ -78,12 +127,12 @@ def _help(group: Group, ranked: list[Method]) -> tuple[str, list[str]]:
     )
     if sure is not None:
         headline = f"Federating helped {sure.gain.gained:,} of {sure.clients:,} clients."
-        also = [] if sure.method is leader else [f"Highest, but less surely: {standing.sentence}"]
-        return headline, [_upper(sure.sentence), *sure.harm, *also]
+        also = [] if sure.method is leader else [f"Highest, but less surely: {standing.said}"]
+        return headline, [sentence(sure.said), *sure.harm, *also]
     headline = "Federating made no clear difference on average."
     if standing.compared.high < 0:
         headline = f"Federating harmed {standing.gain.harmed:,} of {standing.clients:,} clients."
-    return headline, [_upper(standing.sentence), *standing.harm]
+    return headline, [sentence(standing.said), *standing.harm]
 
 
 @dataclass(frozen=True)
@@ -91,7 +140,7 @@ class _Standing:
     """A method against training alone."""
 
     method: Method
-    sentence: str
+    said: str
     harm: list[str]
     gain: Gain
     compared: Comparison
@@ -102,13 +151,13 @@ class _Standing:
 
 
 def _standing(group: Group, method: Method) -> _Standing | None:
-    gained, local, metric = group.gain(method), group.local(method), group.metric
+    gained, local, metric = group.gain(method), group.baseline(method), group.metric
     compared = None if local is None else group.compare(method, local)
     if gained is None or local is None or compared is None:
         return None
     alone, together = (score(_last10(one), metric) for one in (local, method))
-    sentence = (
-        f"with {method.label}, {_named(metric)}{alone} alone becomes {together}: "
+    said = (
+        f"with {method.label}, {_named(metric)}{alone} alone ({local.label}) becomes {together}: "
         f"{difference(compared, metric)}{points(metric)} on average over the clients "
         f"({between(compared, metric)}); {count(gained.gained, 'client')} gained, "
         f"{gained.harmed:,} lost, {gained.unchanged:,} unchanged."
@@ -121,7 +170,7 @@ def _standing(group: Group, method: Method) -> _Standing | None:
             f"{gain(gained.per_client[worst], metric)}{points(metric)}; the worst-off tenth of the "
             f"clients is at {gain(gained.worst_decile, metric)}."
         )
-    return _Standing(method, sentence, harm, gained, compared)
+    return _Standing(method, said, harm, gained, compared)
 
 
 def _named(metric: Metric) -> str:
@@ -210,17 +259,27 @@ def caveats(group: Group) -> list[str]:
     without = int((group.clients.n_test == 0).sum())
     if without:
         lines.append(f"{count(without, 'client')} without test data left out of every mean.")
+    lines += _undefined(group)
     for folder in group.folders:
         lines += [
             f"{method}, seed {seed}, has not finished ({count(done, 'round')} of "
-            f"{folder.experiment.rounds} done) and is left out."
+            f"{folder.methods[method].rounds(folder.experiment)} done) and is left out."
             for method, seed, done in folder.unfinished
         ]
     return lines
 
 
-def _upper(sentence: str) -> str:
-    return sentence[0].upper() + sentence[1:]
+def _undefined(group: Group) -> list[str]:
+    """Clients on whose test data the metric says nothing."""
+    runs = [run for method in group.methods for run in method.runs.values()]
+    names = list(dict.fromkeys(name for run in runs for name in undefined(run, group.clients)))
+    if not names:
+        return []
+    listed = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+    return [
+        f"{sentence(group.metric.title)} is undefined on the test data of "
+        f"{count(len(names), 'client')} ({listed}), left out of every mean."
+    ]
 
 
 def _last10(method: Method) -> float:

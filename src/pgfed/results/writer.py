@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Self
@@ -27,7 +27,7 @@ from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.checkpoints import Checkpoints
 from pgfed.engine.durable import FolderLock, write_atomic
 from pgfed.engine.environment import environment
-from pgfed.engine.rounds import Run
+from pgfed.engine.rounds import Run, Start
 from pgfed.engine.runs import Past, Setup
 from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
@@ -47,12 +47,14 @@ from pgfed.results.runs import (
     client_names,
     client_rows,
     clients_of,
+    each_run,
     evidence_of,
     method_info,
     seed_run_of,
     summaries,
     summary,
 )
+from pgfed.results.starts import Earlier
 from pgfed.results.statistics import Floats
 
 # Keys of [engine] that never change the result.
@@ -113,6 +115,12 @@ def _methods(setup: Setup) -> dict[str, MethodInfo]:
     return found
 
 
+def earlier(setup: Setup, names: Sequence[str]) -> Earlier | None:
+    """The run that this one starts from."""
+    folder = setup.experiment.start_from
+    return None if folder is None else Earlier(Path(folder), names)
+
+
 class RunWriter(Callback, Past):
     """Writes the folder while the run goes on, and at the end of each method.
 
@@ -138,6 +146,7 @@ class RunWriter(Callback, Past):
         self._history: IO[str] | None = None
         self._open = ExitStack()
         self._lock = FolderLock(path)
+        self._earlier = earlier(setup, self._names)
 
     def __enter__(self) -> Self:
         with _writing(self.path):
@@ -160,8 +169,12 @@ class RunWriter(Callback, Past):
                 f"on with; `pgfed run {self.path / layout.EXPERIMENT} --out DIR` repeats it"
             )
         self._about = environment(self._setup.federation, self._setup.about_model())
+        if self._earlier is not None:
+            methods, seeds = list(self._setup.methods), self._setup.experiment.seeds
+            self._about["start_from"] = self._earlier.digests(methods, seeds)
         if self._resume and (self.path / layout.ENVIRONMENT).is_file():
             self._check_environment()
+            self._go_on_longer()
             return
         write_beginning(self.data, data_text(self._setup.federation))
 
@@ -187,6 +200,10 @@ class RunWriter(Callback, Past):
                 f"{self.path}: the data is not what the run was started with (its fingerprint "
                 "differs); put the data back, or start a new run"
             )
+        if then.get("start_from") != now.get("start_from"):
+            raise UserError(
+                f"{self.path}: the run it was started from has changed since; start a new one"
+            )
         if frozen != now["model"]["frozen_sha256"]:
             raise UserError(
                 f"{self.path}: the model's frozen values are not those that the run was started "
@@ -198,6 +215,28 @@ class RunWriter(Callback, Past):
                 "here on may differ in their last bits"
             )
         self._about = then
+
+    def _go_on_longer(self) -> None:
+        """More rounds than before: what had come to its end goes on from its state."""
+        held, wanted = of_run(self.path), self._setup.experiment
+        if wanted.rounds <= held.rounds:
+            return
+        longer = [
+            self.folder(name, seed)
+            for name, method in self._setup.methods.items()
+            for seed in wanted.seeds
+            if method.course == "rounds"
+        ]
+        over = [folder for folder in longer if (folder / layout.CLIENTS).is_file()]
+        for folder in over:
+            if not any((folder / layout.CHECKPOINT).glob("round-*.json")):
+                raise UserError(
+                    f"--rounds: {folder} kept no state to go on from (output.keep_state was "
+                    "false); `pgfed run --start-from` begins a new run with its models"
+                )
+        write_atomic(self.path / layout.EXPERIMENT, self.data.text)
+        for folder in over:
+            (folder / layout.CLIENTS).unlink()
 
     @property
     def data(self) -> RunData:
@@ -214,6 +253,9 @@ class RunWriter(Callback, Past):
         at = self.folder(method, seed) / layout.CHECKPOINT
         return Checkpoints(at, every=every, warn=self._warn)
 
+    def start(self, method: str, seed: int) -> Start | None:
+        return None if self._earlier is None else self._earlier.start(method, seed)
+
     def history(self, method: str, seed: int) -> list[Record]:
         experiment = self._setup.experiment
         return read_records(self.path, experiment, method, seed, self._names, strict=False)
@@ -222,7 +264,8 @@ class RunWriter(Callback, Past):
         folder = self.folder(method, seed)
         try:
             experiment = self._setup.experiment
-            run = read_finished(self.path, experiment, method, seed, self._names)
+            rounds = self._setup.rounds(method)
+            run = read_finished(self.path, experiment, method, seed, self._names, rounds)
             if run is None:
                 return None
             self.runs[method, seed] = run
@@ -232,7 +275,7 @@ class RunWriter(Callback, Past):
                 f"{folder}: its clients.csv or history.jsonl is damaged ({error}); remove "
                 "clients.csv to run it again"
             ) from None
-        shutil.rmtree(folder / layout.CHECKPOINT, ignore_errors=True)
+        self._forget(folder)
         return run.history.records
 
     def _check_sums(self, run: SeedRun) -> None:
@@ -292,8 +335,9 @@ class RunWriter(Callback, Past):
         self._forget(folder)
 
     def _forget(self, folder: Path) -> None:
-        """Remove what only a run that is going on needs."""
-        shutil.rmtree(folder / layout.CHECKPOINT, ignore_errors=True)
+        """Remove what only a run that is going on needs, unless it may go on for longer."""
+        if not self._setup.experiment.output.keep_state:
+            shutil.rmtree(folder / layout.CHECKPOINT, ignore_errors=True)
 
     def _evidence(self, folder: Path, run: Run) -> tuple[Evidence | None, dict[str, Floats]]:
         """Of the models that are kept: those of the best round, if there was one."""
@@ -317,9 +361,12 @@ class RunWriter(Callback, Past):
             write_models(models, self._setup, run, method, rows)
 
     def finish(self) -> None:
-        """After the last of all runs."""
+        """After the last of all runs, which may have changed what gains are over."""
         with _writing(self.path):
-            write_summary(self.data)
+            data = self.data
+            for run in each_run(data):
+                write_clients(data, run)
+            write_summary(data)
 
 
 @contextmanager
@@ -356,8 +403,15 @@ def write_end(data: RunData, run: SeedRun) -> None:
         _write_arrays(folder / layout.ALPHA, run.matrix)
     if run.evidence is not None:
         write_evidence(folder / layout.EVIDENCE, run.evidence, run.metrics)
-    rows = client_rows(run, alone_of(data, run.seed), data.clients, data.metric)
-    write_atomic(folder / layout.CLIENTS, csv_text(rows))  # this run is finished from here on
+    write_clients(data, run)  # this run is finished from here on
+
+
+def write_clients(data: RunData, run: SeedRun) -> None:
+    """clients.csv, if it does not hold the same already."""
+    path = seed_folder(data.path, run.method, run.seed) / layout.CLIENTS
+    text = csv_text(client_rows(run, alone_of(data, run.seed), data.clients, data.metric))
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        write_atomic(path, text)
 
 
 def _metric(metric: Metric) -> dict[str, Any]:

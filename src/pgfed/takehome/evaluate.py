@@ -14,11 +14,9 @@ from pgfed.data import matching as agreed
 from pgfed.data.federation import Shard, build_seat
 from pgfed.engine.runs import load_federation
 from pgfed.errors import UserError
-from pgfed.methods.registry import BASELINE
 from pgfed.modules import NONE, Allowed
 from pgfed.results import layout
-from pgfed.results.manifest import Manifest
-from pgfed.results.models import Diverged, kept_models
+from pgfed.results.models import Diverged, Model, kept_models
 from pgfed.results.runs import RunData, client_title
 from pgfed.takehome.metrics import Scores, objective_of, score
 
@@ -45,7 +43,7 @@ class Evaluation:
     unchanged: bool | None  # is the data what it was in the run? None: not the run's data
     classes: list[str]
     rows: list[Row]
-    has_local: bool
+    has_baseline: bool
     left_out: list[str]  # models that cannot be scored, each with the reason
 
     def as_json(self) -> dict[str, Any]:
@@ -65,7 +63,7 @@ class Evaluation:
 
 def evaluate(
     run: RunData,
-    client: int,
+    client: int | str,
     *,
     method: str | None,
     seed: int | None,
@@ -74,16 +72,17 @@ def evaluate(
     skip_bad: bool = False,
     allowed: Allowed = NONE,
 ) -> Evaluation:
-    """The personalized models beside the Local one and the global ones."""
+    """The personalized models beside the baselines and the global ones."""
+    client = layout.choose_client(run.clients.names, client)
     wanted = layout.choose_methods(run.experiment, run.path, method)
     chosen = layout.choose_seed(run.experiment, seed)
-    has_local = BASELINE in layout.methods_of(run.experiment)
-    order = [*([BASELINE] if has_local else []), *(m for m in wanted if m != BASELINE)]
+    baselines = [name for name, info in run.methods.items() if info.role == "baseline"]
+    order = [*baselines, *(m for m in wanted if m not in baselines)]
     models, diverged = [], []
     for m in order:
-        # Local has no global model: what it gives to new clients is the untrained start.
+        # A baseline has no global model: what it gives to new clients is the untrained start.
         kept = kept_models(run.path, m, chosen, allowed)
-        for kind in ("personal",) if m == BASELINE else ("personal", "global"):
+        for kind in ("personal",) if m in baselines else ("personal", "global"):
             try:
                 personal = kind == "personal"
                 model = kept.personal_model(client) if personal else kept.shared_model()
@@ -93,7 +92,7 @@ def evaluate(
     if not models:
         raise diverged[0]
     first = models[0][2]
-    shard, unchanged = _data(run, client, first.manifest, data, data_root, skip_bad)
+    shard, unchanged = _data(run, client, first, data, data_root, skip_bad)
     objective = objective_of(first, allowed)
     rows = [Row(m, kind, score(model.module(), objective, shard)) for m, kind, model in models]
     return Evaluation(
@@ -104,16 +103,17 @@ def evaluate(
         unchanged=unchanged,
         classes=first.manifest.classes,
         rows=rows,
-        has_local=has_local,
+        has_baseline=bool(baselines),
         left_out=[str(error) for error in diverged],
     )
 
 
 def _data(
-    run: RunData, client: int, about: Manifest, name: str | None, root: Path, skip_bad: bool
+    run: RunData, client: int, model: Model, name: str | None, root: Path, skip_bad: bool
 ) -> tuple[Shard, bool | None]:
+    about = model.manifest
     if name is not None:
-        return samples(name, about, root, skip_bad=skip_bad), None
+        return samples(name, model, root, skip_bad=skip_bad), None
     if run.experiment.data.dataset == IN_MEMORY:
         raise UserError(
             f"{run.path}: ran on arrays passed from Python, which are not in the folder; "
@@ -134,8 +134,9 @@ def _data(
     return shard, federation.fingerprint == about.data_fingerprint
 
 
-def samples(name: str, about: Manifest, root: Path, *, skip_bad: bool = False) -> Shard:
+def samples(name: str, model: Model, root: Path, *, skip_bad: bool = False) -> Shard:
     """All samples of own data; where they have a split, the test samples."""
+    about = model.manifest
     dataset = agreed.load(
         name,
         root,
@@ -145,6 +146,7 @@ def samples(name: str, about: Manifest, root: Path, *, skip_bad: bool = False) -
         targets=about.targets,
         image_size=about.image_size,
         skip_bad=skip_bad,
+        schema=model.table,
     )
     if dataset.split is not None:
         if not dataset.split.any():

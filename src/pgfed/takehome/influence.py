@@ -59,7 +59,7 @@ class Reasons:
         return dataclasses.asdict(self)
 
 
-def why(run: RunData, client: int, *, method: str | None, seed: int | None) -> Reasons:
+def why(run: RunData, client: int | str, *, method: str | None, seed: int | None) -> Reasons:
     """The row of A, the parts of the last auxiliary gradient, and how often they met."""
     chosen = layout.choose_seed(run.experiment, seed)
     if method is None:

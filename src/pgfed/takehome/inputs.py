@@ -1,4 +1,4 @@
-"""Inputs for a model: image files, folders of them, and arrays, in batches."""
+"""Inputs for a model: image files, folders of them, arrays and tables, in batches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from PIL import Image
 from torch import Tensor
 
 from pgfed.data.files import npz
-from pgfed.data.files.folder import COLOUR_MODES, opened
+from pgfed.data.files.folder import COLOUR_MODES, BadImage, opened
 from pgfed.data.files.tree import LITTER
 from pgfed.data.matching import form
-from pgfed.errors import UserError
+from pgfed.data.tables.reading import Bad, frame, raw, rows
+from pgfed.errors import NOTES, UserError
 from pgfed.results.models import Model
 
 BATCH = 256
@@ -28,16 +29,19 @@ class Input:
     """One sample, and where it came from."""
 
     file: Path
-    row: int | None  # in an array
+    row: int | None  # in an array; the line of a csv file
     x: NDArray[Any]  # of the model's input shape
 
 
 def batches(
-    paths: Sequence[Path], model: Model, *, resize: bool
+    paths: Sequence[Path], model: Model, *, resize: bool, skip_bad: bool = False
 ) -> Iterator[tuple[list[Input], Tensor]]:
-    """The samples with their inputs as the model wants them, at most 256 at a time."""
+    """The samples with their inputs as the model wants them, at most 256 at a time.
+
+    ``skip_bad`` leaves out rows of tables and images that cannot be used.
+    """
     waiting: list[Input] = []
-    for sample in _samples(paths, model, resize):
+    for sample in _samples(paths, model, resize, skip_bad):
         waiting.append(sample)
         if len(waiting) == BATCH:
             yield waiting, _prepared(waiting, model)
@@ -52,15 +56,23 @@ def _prepared(samples: list[Input], model: Model) -> Tensor:
     return x if rule.input != "uint8" else torch.div(x, rule.divide).sub_(rule.subtract)
 
 
-def _samples(paths: Sequence[Path], model: Model, resize: bool) -> Iterator[Input]:
+def _samples(paths: Sequence[Path], model: Model, resize: bool, skip_bad: bool) -> Iterator[Input]:
     for path in paths:
         if not path.exists():
             raise UserError(f"{path}: does not exist")
         if path.suffix in (".npy", ".npz"):
             yield from _array(path, model)
             continue
+        if path.suffix in (".csv", ".parquet"):
+            yield from _table(path, model, skip_bad)
+            continue
         for file in _images(path) if path.is_dir() else [path]:
-            yield Input(file, None, _image(file, model, resize))
+            try:
+                yield Input(file, None, _image(file, model, resize))
+            except BadImage as error:
+                if not skip_bad:
+                    raise UserError(f"{error}; --skip-bad leaves it out") from None
+                NOTES.warning(f"left out: {error}")
 
 
 def _images(folder: Path) -> list[Path]:
@@ -102,6 +114,30 @@ def _image(path: Path, model: Model, resize: bool) -> NDArray[np.uint8]:
     if not fits:
         pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(pixels).reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def _table(path: Path, model: Model, skip_bad: bool) -> Iterator[Input]:
+    """The rows of a csv or parquet file, prepared as the client's training rows were."""
+    schema = model.table
+    if schema is None:
+        raise UserError(
+            f"{model.path.name} was not trained on a table, and {path} is one; allowed: arrays "
+            "(.npy, .npz) or images"
+        )
+    for name, numbers in schema.numeric.items():
+        if numbers.fill is None:
+            raise UserError(
+                f"{model.path.name} has no scaling of its own for {name!r}; allowed: the model of "
+                "one client, or a schema that agrees on means and scales"
+            )
+    bad = Bad(skip_bad)
+    part = rows(path, frame(path, bad), schema, bad, targets=False)
+    bad.settle(str(path))
+    values, columns = raw([part], schema)
+    for name, count in columns.unseen(values, schema).items():
+        NOTES.warning(f"{path}: {count} rows have a category of {name!r} that is not known")
+    for row, x in zip(part.line.tolist(), columns.inputs(values, schema), strict=True):
+        yield Input(path, row, x)
 
 
 def _array(path: Path, model: Model) -> Iterator[Input]:
@@ -147,4 +183,4 @@ def _npy(path: Path) -> NDArray[Any]:
 
 
 def _npz(path: Path) -> NDArray[Any]:
-    return npz.read(path, ("x",), ("y", "client", "domain", "split", "class_names"))["x"]
+    return npz.read(path, ("x",), ("y", *npz.OPTIONAL))["x"]

@@ -34,7 +34,6 @@ from pgfed.results import layout
 from pgfed.results import manifest as manifests
 from pgfed.results.formats import axis, factor
 from pgfed.results.layout import csv_text
-from pgfed.results.manifest import Manifest
 from pgfed.results.models import Model, kept_models, write_frozen, write_model
 from pgfed.results.runs import RunData, number
 from pgfed.takehome.figures import drawing
@@ -135,7 +134,7 @@ def onboard(
     first = next(iter(models.values()))
     first.check_module()
     about = first.manifest
-    site = _site(data, data_root, about, run.experiment.data, skip_bad)
+    site = _site(data, data_root, first, run.experiment.data, skip_bad)
     task = make_task(
         factory(about.model, about.model_options),
         about.shape,
@@ -166,8 +165,9 @@ def onboard(
     return Onboarding(data, chosen, train, site, newcomers, task)
 
 
-def _site(data: str, root: Path, about: Manifest, table: Data, skip_bad: bool) -> Federation:
+def _site(data: str, root: Path, model: Model, table: Data, skip_bad: bool) -> Federation:
     """The new site's samples, with a validation share to choose the number of epochs on."""
+    about, schema = model.manifest, model.table
     dataset = agreed.load(
         data,
         root,
@@ -177,6 +177,7 @@ def _site(data: str, root: Path, about: Manifest, table: Data, skip_bad: bool) -
         targets=about.targets,
         image_size=about.image_size,
         skip_bad=skip_bad,
+        schema=schema,
     )
     site = build_seat(
         dataset,
@@ -185,6 +186,7 @@ def _site(data: str, root: Path, about: Manifest, table: Data, skip_bad: bool) -
         test_share=table.test_share,
         validation_share=table.validation_share or VALIDATION,
         seed=table.seed,
+        stratify=table.stratify,
     )
     if not site.n_validation[0]:
         raise UserError(
@@ -227,8 +229,8 @@ def _better(new: Epoch, old: Epoch, metric: Metric) -> bool:
 
 def _standing(epoch: Epoch, metric: Metric) -> tuple[float, float]:
     """More is better. Where the metric is undefined, as AUC with one class only, the loss alone."""
-    known = np.isfinite(epoch.validation_score)
-    return metric.sign * epoch.validation_score if known else 0.0, -_loss(epoch)
+    undefined = np.isnan(epoch.validation_score)
+    return 0.0 if undefined else metric.sign * epoch.validation_score, -_loss(epoch)
 
 
 def _loss(epoch: Epoch) -> float:
@@ -298,6 +300,7 @@ def _manifest(newcomer: Newcomer, result: Onboarding, file: dict[str, str]) -> d
                 "loss": after.test_loss,
                 "validation_score": number(after.validation_score),
                 "gain": gain,
+                **manifests.fitted_table(result.site, 0),
                 **file,
             }
         ],

@@ -24,10 +24,12 @@ class Prediction:
 
 
 @torch.no_grad()
-def predict(model: Model, paths: Sequence[Path], *, resize: bool) -> list[Prediction]:
+def predict(
+    model: Model, paths: Sequence[Path], *, resize: bool, skip_bad: bool = False
+) -> list[Prediction]:
     module, classes = model.module(), model.manifest.classes
     found = []
-    for samples, x in batches(paths, model, resize=resize):
+    for samples, x in batches(paths, model, resize=resize, skip_bad=skip_bad):
         probability, best = torch.softmax(module(x).double(), dim=1).max(dim=1)
         for sample, p, k in zip(samples, probability.tolist(), best.tolist(), strict=True):
             found.append(Prediction(sample.file, sample.row, classes[k], p))

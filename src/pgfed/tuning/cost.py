@@ -59,6 +59,8 @@ def memory(setup: Setup, estimates: list[Estimate]) -> float:
 
 
 def _method(setup: Setup, backend: Serial, name: str, method: Algorithm) -> Estimate:
+    if method.course != "rounds":
+        return _once(setup, name, method)
     experiment, n = setup.experiment, len(setup.federation)
     run = Run(
         method,
@@ -97,6 +99,14 @@ def _method(setup: Setup, backend: Serial, name: str, method: Algorithm) -> Esti
     )
 
 
+def _once(setup: Setup, name: str, method: Algorithm) -> Estimate:
+    """Of a method that trains to the end: how long that is, nobody knows before."""
+    seeds, n = len(setup.experiment.seeds), len(setup.federation)
+    kept = sum(setup.keeps_models(seed) for seed in setup.experiment.seeds)
+    disk = kept * (n + 1) * 4 * setup.layout.n + seeds * (HISTORY_LINE + 100 * n)
+    return Estimate(name, 0.0, 0.0, 0.0, 4.0 * n * setup.layout.n, disk)
+
+
 def _busy_images(setup: Setup, method: Algorithm) -> float:
     """Images of one seed that are trained one after the other: the others run at their side."""
     experiment = setup.experiment
@@ -104,7 +114,14 @@ def _busy_images(setup: Setup, method: Algorithm) -> float:
     workers = _workers(setup)
     total = 0.0
     for t in range(1, counted + 1):
-        cohort = draw_cohort(experiment.seeds[0], t, len(setup.federation), setup.cohort)
+        keys = setup.federation.keys
+        cohort = draw_cohort(
+            experiment.seeds[0],
+            t,
+            len(setup.federation),
+            setup.cohort,
+            None if keys is None else list(keys),
+        )
         images = [method.images(int(setup.federation.n_train[i])) for i in cohort]
         total += max(sum(images) / workers, max(images))
     return total * experiment.rounds / counted

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pgfed.cli.terminal.tables import console, table
-from pgfed.methods.registry import BASELINE
 from pgfed.model.metrics import Metric
 from pgfed.results.comparison import Group, Method, Score, group
 from pgfed.results.formats import count, duration, score, size, travelling
@@ -27,9 +26,9 @@ COLUMNS = (
     "method",
     "{}, last 10 rounds",
     "best (on test)",
-    "gain over Local",
-    "clients gained",
-    "clients harmed",
+    "gain over {over}",
+    "gained",
+    "harmed",
     "sent",
     "samples/s",
 )
@@ -43,7 +42,7 @@ def outcomes(run: RunData, page: Path | None = None) -> None:
     """The table per method, the verdict, and where the rest is."""
     (found,) = group([run])
     screen = console()
-    columns = [name.format(found.metric.title) for name in COLUMNS]
+    columns = [name.format(found.metric.title, over=found.over) for name in COLUMNS]
     screen.print(table(columns, outcome_rows(found)))
     for line in judge(found).lines:
         screen.print(line, soft_wrap=True, markup=False)
@@ -57,7 +56,7 @@ def outcome_rows(of: Group) -> list[list[str]]:
     rows = []
     asked = methods_of(of.folders[0].experiment)
     for method in sorted(of.methods, key=lambda m: asked.index(m.name)):
-        gain, alone = of.gain(method), method.base == BASELINE
+        gain, alone = of.gain(method), method.about.role == "baseline"
         speed = method.images_per_second()
         cells = [
             "" if alone else points(None if gain is None else gain.mean, of.metric),
@@ -170,8 +169,9 @@ def datasets(rows: Sequence[Mapping[str, Any]], root: Path) -> None:
     screen.print(table(columns, cells))
     screen.print(f"Files are looked for under {root}.", markup=False, soft_wrap=True)
     screen.print(
-        "Own data: npz:PATH (arrays x and y; if you like client, domain, split, class_names) or "
-        "folder:PATH (PATH/<class>/*).",
+        "Own data: npz:PATH (arrays x and y; if you like client, group, domain, split, "
+        "class_names), folder:PATH (PATH/<class>/*), csv:PATH or parquet:PATH (one file, or one "
+        "per site; `pgfed data schema` writes the schema).",
         markup=False,
         soft_wrap=True,
     )

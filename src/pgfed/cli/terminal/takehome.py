@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pgfed.cli.terminal.tables import console, table
 from pgfed.model.metrics import Metric, described, label_of
-from pgfed.results.formats import count, gain, percent, score
+from pgfed.results.formats import bare, count, gain, percent, score
+from pgfed.takehome.across import Across
 from pgfed.takehome.evaluate import Evaluation, Row
 from pgfed.takehome.influence import MOST, Reasons
 from pgfed.takehome.onboard import ALONE, Newcomer, Onboarding
 
+MANY_CLIENTS = 20  # beyond this many a table of all on all is no longer readable
 MANY_CLASSES = 20  # beyond this many a confusion matrix is no longer readable
-BESIDE = 3  # models that are shown class by class: a method, its global model, and Local
+BESIDE = 3  # models that are shown class by class: a method, its global model, and a baseline
 
 
 def evaluation(of: Evaluation) -> None:
@@ -36,8 +38,8 @@ def evaluation(of: Evaluation) -> None:
         ]
         screen.print("\nAUC by label:")
         screen.print(table(("label", *(row.name for row in of.rows)), each))
-    if not of.has_local:
-        screen.print("Local was not among the methods of this run: nothing says what alone gives.")
+    if not of.has_baseline:
+        screen.print("The run has no baseline (alone, local): nothing says what alone gives.")
     if of.rows[0].scores.confusion is None:
         return
     if len(of.rows) > BESIDE:
@@ -51,6 +53,30 @@ def evaluation(of: Evaluation) -> None:
     for row in of.rows:
         screen.print(f"\n{row.name}: true class (rows) by predicted class", markup=False)
         screen.print(table(("", *of.classes), _confusion(of, row)))
+
+
+def across(of: Across) -> None:
+    """Whose model (rows) on whose test data (columns)."""
+    screen = console()
+    screen.print(
+        f"{of.method}, seed {of.seed}: {of.metric.title} of each client's model (rows) on each "
+        "client's test data (columns)",
+        markup=False,
+        soft_wrap=True,
+    )
+    if len(of.names) <= MANY_CLIENTS:
+        rows = [
+            (name, *(bare(value, of.metric) for value in row))
+            for name, row in zip(of.names, of.scores, strict=True)
+        ]
+        screen.print(table(("model of", *of.names), rows))
+    else:
+        screen.print(f"The {len(of.names)} x {len(of.names)} scores are in --json.")
+    screen.print(
+        f"At home {score(of.own, of.metric)} on average, elsewhere {score(of.away, of.metric)}.",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _recalls(of: Evaluation) -> list[tuple[str, ...]]:

@@ -19,7 +19,7 @@ from pgfed.results import layout
 from pgfed.results.formats import count, duration, score, size
 from pgfed.results.history import History
 from pgfed.results.layout import how_to_go_on, seed_folder
-from pgfed.results.reader import read_curves, read_metric
+from pgfed.results.reader import read_curves, read_methods, read_metric
 
 INTERVAL = 1.0  # seconds
 BARS = "▁▂▃▄▅▆▇█"
@@ -55,6 +55,8 @@ class Watched:
     def __init__(self, folder: Path) -> None:
         self.experiment = experiment.of_run(folder)
         self.metric = read_metric(folder)
+        said = read_methods(folder, self.experiment)
+        self._rounds = {name: info.rounds(self.experiment) for name, info in said.items()}
         self.folder = folder
         self._known: dict[Path, tuple[int, Progress]] = {}
 
@@ -70,7 +72,7 @@ class Watched:
         length = path.stat().st_size if path.is_file() else 0
         if path not in self._known or self._known[path][0] != length:
             history = read_curves(self.folder, self.experiment, method, seed)
-            self._known[path] = length, Progress(method, seed, self.experiment.rounds, history)
+            self._known[path] = length, Progress(method, seed, self._rounds[method], history)
         return self._known[path][1]
 
 

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from pgfed.data.dataset import Options, Samples
 from pgfed.data.files.limits import MAX_PIXELS, check_size
 from pgfed.data.files.tree import Sample, few, scan
-from pgfed.errors import UserError
+from pgfed.errors import NOTES, UserError
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 _GREY_MODES = {"1", "L", "LA"}
@@ -37,6 +38,24 @@ class Images:
     split: NDArray[np.str_] | None
     left_out: str | None  # what `skip_bad` did, a line
     ignored: str | None  # what does not belong there, a line
+
+
+def samples(name: str, place: Path, options: Options) -> Samples:
+    """The images of a folder; sites are clients, and domains. What was left out is said."""
+    if not place.is_dir():
+        raise UserError(f"{name}: {place} is not a folder")
+    images = read(place, options.image_size, skip_bad=options.skip_bad)
+    for line in (images.left_out, images.ignored):
+        if line is not None:
+            NOTES.warning(line)
+    return Samples(
+        images.x,
+        images.y,
+        class_names=images.class_names,
+        client=images.site,
+        domain=images.site,
+        split=images.split,
+    )
 
 
 def read(folder: Path, image_size: int | None, *, skip_bad: bool = False) -> Images:

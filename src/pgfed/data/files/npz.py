@@ -13,10 +13,22 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from pgfed.data.dataset import Options, Samples
 from pgfed.data.files.limits import check_size
 from pgfed.errors import UserError, unknown
 
+OPTIONAL = ("client", "group", "domain", "split", "class_names")
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def samples(name: str, place: Path, options: Options) -> Samples:
+    """x and y, and what else is known of the samples."""
+    arrays: dict[str, Any] = dict(read(place, ("x", "y"), OPTIONAL))
+    names = arrays.pop("class_names", None)
+    if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
+        raise UserError(f"{name}: class_names must be one string per class")
+    listed = None if names is None else [str(label) for label in names]
+    return Samples(**arrays, class_names=listed)
 
 
 def read(

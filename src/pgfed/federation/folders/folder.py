@@ -3,7 +3,8 @@
     DIR/federation.toml          what all agree on: seats, address, classes, shape of the inputs
     DIR/experiment.toml          what is trained
     DIR/server/                  certificates, the sites' public keys, Flower's database
-    DIR/sites/site-00/           handed to the site: its key, site.toml, experiment.toml, ca.crt
+    DIR/sites/site-00/           handed to the site: its key, site.toml, experiment.toml, ca.crt,
+                                 and schema.toml if the data are tables
     DIR/run/                     the run folder, as in simulation
 
 A site does what its own experiment.toml says, and nothing else: before each run the server shows
@@ -28,15 +29,18 @@ from pgfed.config import experiment as experiments
 from pgfed.config.schema import Table, check
 from pgfed.config.tables import DEFAULT_COHORT, Experiment
 from pgfed.engine.durable import write_atomic
+from pgfed.engine.objective import targets_of
 from pgfed.errors import UserError
 from pgfed.federation.folders import templates
 from pgfed.modules import NONE, Allowed, allowed
 
 if TYPE_CHECKING:
     from pgfed.data.federation import Federation
+    from pgfed.data.tables.schema import Schema
     from pgfed.methods.contract import Algorithm
 
 RUN_FILE = "federation.json"  # in a run folder: its id, which the sites' states are stamped with
+SCHEMA = "schema.toml"  # of tables, in a site's folder
 DATASET = "federation"  # data.dataset of an experiment whose data lies with the sites
 LOOPBACK_NAMES = ("localhost",)
 
@@ -85,7 +89,7 @@ class SiteFile(Agreement):
     """A site's site.toml."""
 
     client: int = Field(ge=0)  # this site's seat
-    data: str = ""  # npz:PATH or folder:PATH
+    data: str = ""  # KIND:PATH
     share_model: bool = False  # may the server keep a copy of this site's personalized model?
     allow_modules: list[str] = Field(default_factory=list)  # that the experiment may import here
 
@@ -175,6 +179,9 @@ def load_experiment(
         experiments.check_modules(loaded, path, allowed)
     methods, experiment = experiments.make_methods(loaded)
     _check(experiment)
+    for name, method in methods.items():
+        if method.course == "pooled":
+            raise UserError(f"methods: {name!r} needs all data in one place; only simulations do")
     if experiment.cohort is None:
         experiment = replace(experiment, cohort=DEFAULT_COHORT)
     return experiment, methods
@@ -252,13 +259,17 @@ def init(
     insecure: bool,
 ) -> Agreement:
     """Write the folder of a federation, and in it the folder of each site."""
+    from pgfed.engine.runs import read_schema
     from pgfed.federation.folders.keys import make_authority, make_site_key
 
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path}: exists and is not empty; give a new folder")
     loaded = experiments.load(experiment) if experiment else _default(path.absolute().name)
-    agreement = _agreement(loaded, sites, server, classes, shape, insecure)
+    schema, data = read_schema(loaded.data, Path())
+    agreement = _agreement(loaded, sites, server, classes, shape, insecure, schema)
     check_insecure(agreement)
+    if data.schema is not None:  # each site has a copy; its checksum is part of the experiment
+        loaded = replace(loaded, data=replace(data, schema=SCHEMA))
     loaded = _resolved(loaded, agreement)
     document = tomli_w.dumps(loaded.document())
 
@@ -287,6 +298,8 @@ def init(
         write_atomic(folder / "site.toml", templates.SITE_HEAD + tomli_w.dumps(own))
         write_atomic(folder / "experiment.toml", templates.EXPERIMENT_HEAD + document)
         write_atomic(folder / "ca.crt", authority)
+        if data.schema is not None:
+            write_atomic(folder / SCHEMA, Path(data.schema).read_bytes())
         write_atomic(folder / "start.sh", templates.START)
         (folder / "start.sh").chmod(0o755)
         write_atomic(folder / "pgfed-site.service", templates.site_unit(agreement.federation, name))
@@ -316,15 +329,25 @@ def _agreement(
     classes: list[str] | None,
     shape: list[int] | None,
     insecure: bool,
+    schema: Schema | None,
 ) -> Agreement:
     """Classes and shape are as asked, or those of the experiment's data where it is at hand."""
     kind = "float32" if shape and len(shape) == 1 else "uint8"
+    if schema is not None:
+        if schema.open_categories:
+            raise UserError(
+                f"data.schema: categorical {schema.open_categories[0]!r} lists no categories; a "
+                "federation's sites must agree on them"
+            )
+        classes = classes or schema.classes or None
+        shape, kind = [schema.width], "float32"
     if classes is None or shape is None:
         from pgfed.data import datasets
 
         try:
             table = experiment.data
-            data = datasets.load(table.dataset, None, skip_bad=table.skip_bad)
+            form = targets_of(experiment.task)
+            data = datasets.load(table.dataset, None, skip_bad=table.skip_bad, targets=form)
         except UserError as error:
             raise UserError(
                 f"--classes, --shape: needed, as the experiment's data is not here ({error})"

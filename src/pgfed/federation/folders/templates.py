@@ -15,8 +15,9 @@ EXPERIMENT_HEAD = """\
 """
 
 SITE_HEAD = """\
-# One site of a federation. Fill in `data`: npz:PATH or folder:PATH with this site's own samples;
-# they never leave this machine. `share_model`: may the server keep a copy of this site's model?
+# One site of a federation. Fill in `data` with this site's own samples: npz:PATH, folder:PATH,
+# csv:PATH or parquet:PATH; they never leave this machine. `share_model`: may the server keep a copy
+# of this site's model?
 # `allow_modules`: Python modules that experiment.toml may import here, beside pgfed's own methods
 # and models; they must be installed here, and are programs: look at them first.
 # The rest must be as at the server. site.key is this site's identity: show it to nobody.

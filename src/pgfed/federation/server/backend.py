@@ -88,9 +88,11 @@ class Flower(Backend):
     ) -> None:
         super().__init__(seats.federation, model, head=head, objective=objective)
         others = [name for name in methods if name != BASELINE]
-        self.asks = others or [BASELINE]  # the methods that messages are sent for
-        # The one that `local` is trained alongside of.
-        self.carrier = others[0] if others and BASELINE in methods else None
+        # The one that `local` is trained alongside of, in the same rounds.
+        in_rounds = (name for name in others if methods[name].course == "rounds")
+        self.carrier = next(in_rounds, None) if BASELINE in methods else None
+        beside = BASELINE not in methods or self.carrier is not None
+        self.asks = others if beside else [BASELINE, *others]  # that messages are sent for
         self.missed: dict[str, dict[int, str]] = {}  # stage -> clients that failed in it, and why
         self.facts: dict[int, SiteFacts] = {}  # of this round
         self._grid, self._seats, self._run, self._methods = grid, seats, run, methods

@@ -99,7 +99,7 @@ class Site:
         self.client = folder.file.client
         self.experiment, self.methods = load_experiment(folder.experiment_file, folder.allowed)
         name, at = (data, Path.cwd()) if data else (self.file.data, folder.path)
-        self.federation = sitedata.load(self.file, name, self.experiment.data, at)
+        self.federation = sitedata.load(folder, name, self.experiment.data, at)
         self._key = load_private(folder.key)
         self._digest = digest(self.file, self.experiment)
         self._frozen = frozen_digests(self.file, self.experiment, self.federation)
@@ -302,7 +302,15 @@ class Site:
             seed=seed,
             shared=None,
             frozen=write_frozen(folder, side.task),
-            clients=[{**row, "id": self.client, "score": accuracy, **file}],
+            clients=[
+                {
+                    **row,
+                    "id": self.client,
+                    "score": accuracy,
+                    **manifests.fitted_table(self.federation, self.client),
+                    **file,
+                }
+            ],
         )
         manifests.write(folder, content)
         self._report({k: head[k] for k in ("run", "method", "seed", "round")} | row)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from pgfed.config.tables import Data
+from pgfed.data import OWN
 from pgfed.data import matching as agreed
 from pgfed.data.federation import Federation, build_seat
+from pgfed.data.tables.schema import Schema
+from pgfed.engine.runs import read_schema
 from pgfed.errors import UserError
-from pgfed.federation.folders.folder import SiteFile
+from pgfed.federation.folders.folder import SiteFolder
 
 
-def load(site: SiteFile, name: str, data: Data, at: Path) -> Federation:
-    """The site's samples in its seat, divided as the experiment says; ``at``: relative to where."""
+def load(folder: SiteFolder, name: str, data: Data, at: Path) -> Federation:
+    """The site's samples in its seat, divided as the experiment says; ``at``: relative to where.
+
+    The schema of a table is the one that was handed out with the experiment.
+    """
+    site = folder.file
     if not name:
-        raise UserError("data: allowed: folder:PATH or npz:PATH (in site.toml, or --data)")
+        raise UserError(f"data: allowed: {', '.join(OWN)} (in site.toml, or --data)")
     kind, _, path = name.partition(":")
     shape = tuple(site.input_shape)
     dataset = agreed.load(
@@ -26,6 +34,7 @@ def load(site: SiteFile, name: str, data: Data, at: Path) -> Federation:
         image_size=shape[1] if len(shape) == 3 and shape[1] == shape[2] else None,
         skip_bad=data.skip_bad,
         targets=site.targets,
+        schema=_schema(folder, data),
     )
     return build_seat(
         dataset,
@@ -34,4 +43,11 @@ def load(site: SiteFile, name: str, data: Data, at: Path) -> Federation:
         test_share=data.test_share,
         validation_share=data.validation_share,
         seed=data.seed,
+        stratify=data.stratify,
     )
+
+
+def _schema(folder: SiteFolder, data: Data) -> Schema | None:
+    if data.schema is not None:
+        data = replace(data, schema=str(folder.path / data.schema))
+    return read_schema(data, folder.path)[0]

@@ -47,7 +47,7 @@ def gains(group: Group, style: Style) -> Figure | None:
     lines = [_sorted_gains(method, gain, group, style) for method, gain in found]
     together = layout_of(
         "share of the clients in %, sorted by gain",
-        gain_axis(group.metric).replace("gain", "gain over Local"),
+        gain_axis(group.metric).replace("gain", f"gain over {group.over}"),
     )
     together["yaxis"]["zeroline"] = True
     each = [_gain_and_size(gain, group) for _, gain in found]
@@ -58,7 +58,7 @@ def gains(group: Group, style: Style) -> Figure | None:
         f"{gain.harmed:,} lost, {gain.unchanged:,} stayed. {_who(fit)}"
     )
     panel = Panel(
-        "Gain over Local of every client, sorted",
+        f"Gain over {group.over} of every client, sorted",
         [spec(solid_first(lines), together), *each],
         height=440,
     )

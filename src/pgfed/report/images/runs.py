@@ -99,7 +99,9 @@ def _gains(group: Group, style: Style) -> Any:
         share = 100 * (np.arange(len(values)) + 0.5) / len(values)
         every.plot(share, scale * values, lw=1.4, label=method.label, **_line(style, method))
     every.axhline(0, color="black", lw=0.8)
-    every.set(xlabel="share of the clients in %", ylabel=f"{gain_axis(group.metric)}, over Local")
+    every.set(
+        xlabel="share of the clients in %", ylabel=f"{gain_axis(group.metric)}, over {group.over}"
+    )
     leader, gain = found[0]
     order = np.argsort(-gain.per_client)
     order = order[~np.isnan(gain.per_client[order])]

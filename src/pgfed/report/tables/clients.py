@@ -48,11 +48,11 @@ def _gains(metric: Metric) -> list[Column[Gained]]:
 
 
 def gains(group: Group) -> Table:
-    """Individual gain over Local (the paper's third table)."""
+    """Individual gain over the baseline (the paper's third table)."""
     found = [(m.label, gain) for m in group.methods if (gain := group.gain(m)) is not None]
     return fill(
         "gains-table",
-        f"Gain over Local per client{_counted(group.metric)}, on the last ten rounds; each "
+        f"Gain over {group.over} per client{_counted(group.metric)}, on the last ten rounds; each "
         "client's mean over the seeds.",
         _gains(group.metric),
         [(label, (label, gain)) for label, gain in found],

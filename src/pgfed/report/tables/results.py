@@ -55,9 +55,9 @@ def results(group: Group) -> Table:
     relative = " (× FedAvg)" if yardstick else ""
 
     def standing(method: Method) -> _Standing:
-        gain, local = group.gain(method), group.local(method)
+        gain, local = group.gain(method), group.baseline(method)
         over = None if local is None or gain is None else group.compare(method, local)
-        note = "control" if group.is_control(method) else ""
+        note = "control" if group.is_control(method) else _NOTES.get(method.about.role, "")
         return _Standing(method, gain, over, yardstick, note)
 
     return fill(
@@ -71,6 +71,9 @@ def results(group: Group) -> Table:
         _standing_columns(relative, group),
         [(method.label, standing(method)) for method in group.methods],
     )
+
+
+_NOTES = {"baseline": "baseline", "bound": "bound, not a choice"}
 
 
 def _counted(metric: Metric) -> str:
@@ -93,8 +96,8 @@ def _standing_columns(relative: str, group: Group) -> list[Column[_Standing]]:
         *median,
         Column("best", "Best on test", "Best round, chosen on test data as the paper does",
                lambda s: score(s.method, "best", metric)),
-        Column("gain", "Gain over Local",
-               f"Mean over clients of what the last-10 {metric.title} gained over Local's",
+        Column("gain", f"Gain over {group.over}",
+               f"Mean over clients of what the last-10 {metric.title} gained over {group.over}'s",
                lambda s: difference(s.over_local, metric)),
         Column("gained", "Gained", "Clients better off than alone",
                lambda s: integer(s.gain.gained if s.gain else None)),

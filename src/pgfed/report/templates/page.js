@@ -218,7 +218,7 @@
     scroll.tabIndex = 0;
     const table = make("table", undefined, scroll);
     const head = make("tr", undefined, make("thead", undefined, table));
-    for (const title of ["Method", "Last 10 rounds", "Best on test", "Gain over Local"]) {
+    for (const title of ["Method", "Last 10 rounds", "Best on test", `Gain over ${about.over}`]) {
       const cell = make("th", undefined, head);
       cell.scope = "col";
       make("span", title, cell);

@@ -1,0 +1,1 @@
+"""Tables (csv, parquet): their schema, how it is proposed, read, and made numbers of."""

@@ -1,0 +1,135 @@
+"""What methods are held against: training alone to the end, and on everybody's data together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pgfed.data.federation import Federation, Shard
+from pgfed.engine.backends.base import Serial
+from pgfed.engine.backends.process import Process
+from pgfed.engine.rounds import Run
+from pgfed.methods.randomness import Rng
+from pgfed.methods.registry import REFERENCES, get
+from pgfed.methods.settings import TrainConfig
+from pgfed.model.task import Task
+
+TRAIN = TrainConfig(epochs=1, batch_size=4, lr=0.05)
+CLIENTS, SEED = 4, 2
+
+
+def federation(spread: float = 0.0) -> Federation:
+    rng = np.random.default_rng(1)
+    common = rng.normal(size=(5, 3))
+    x = rng.normal(size=(CLIENTS * 40, 5)).astype(np.float32)
+    client = np.arange(len(x)) % CLIENTS
+    own = spread * rng.normal(size=(CLIENTS, 5, 3))
+    y = np.einsum("nf,nfk->nk", x, common + own[client]).argmax(1)
+    return Federation.from_arrays(x, y, client, seed=1)
+
+
+def network(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], 8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def finished(name: str, data: Federation, backend: Any = Serial, **settings: Any) -> Run:
+    method = get(name)(train=TRAIN, **settings)
+    with backend(data, network) as place:
+        run = Run(method, data, place, seed=SEED, rounds=30, cohort=2)
+        while not run.finished:
+            assert run.step()["dropped"] == []
+        run.kept = dict(run.personal_models())  # type: ignore[attr-defined]
+    return run
+
+
+def by_hand(task: Task, data: Shard, client: int, most: int, patience: int) -> Tensor:
+    """`alone` with torch's own module and optimizer."""
+    rng = Rng(SEED, client, 1)
+    order = rng.permutation(len(data), "held out")
+    n = round(0.2 * len(data))
+    rest, apart = order[n:], order[:n]
+    module = network((5,), 3)
+
+    def fit(index: Tensor, epochs: int, purpose: str) -> list[float]:
+        module.load_state_dict(task.named(task.initial()))
+        steps = torch.optim.SGD(module.parameters(), lr=TRAIN.lr, momentum=TRAIN.momentum)
+        losses = []
+        for epoch in range(1, epochs + 1):
+            drawn = index[rng.permutation(len(index), f"{purpose} {epoch}")]
+            for start in range(0, len(drawn) - 3, 4):
+                batch = drawn[start : start + 4]
+                steps.zero_grad()
+                loss = nn.functional.cross_entropy(module(data.x[batch]), data.y[batch])
+                loss.backward()  # type: ignore[no-untyped-call]
+                steps.step()
+            with torch.no_grad():
+                losses.append(
+                    float(nn.functional.cross_entropy(module(data.x[apart]), data.y[apart]))
+                )
+        return losses
+
+    losses = fit(rest, most, "choose")
+    best, lowest = 1, losses[0]
+    for epoch, loss in enumerate(losses, start=1):
+        if loss < lowest:
+            best, lowest = epoch, loss
+        if epoch - best >= patience:
+            break
+    fit(torch.arange(len(data)), best, "to the end")
+    return task.flat(module.state_dict())
+
+
+def test_alone_is_as_many_epochs_as_were_best_on_what_was_held_out() -> None:
+    data = federation()
+    run = finished("alone", data, max_epochs=12, patience=3)
+    for i, theta in run.kept.items():  # type: ignore[attr-defined]
+        expected = by_hand(run.task, data.train(i), i, 12, 3)
+        assert torch.allclose(theta, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_one_round_and_nothing_is_sent(name: str) -> None:
+    run = finished(name, federation(), max_epochs=4)
+    assert len(run.history) == 1
+    assert run.history[0]["bytes_up"] == run.history[0]["bytes_down"] == 0
+    assert not np.isnan(run.score).any()
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_the_same_on_two_processes(name: str) -> None:
+    one = finished(name, federation(), max_epochs=4)
+    two = finished(
+        name, federation(), lambda data, net: Process(data, net, workers=2), max_epochs=4
+    )
+    for i, theta in one.kept.items():  # type: ignore[attr-defined]
+        assert torch.equal(theta, two.kept[i])  # type: ignore[attr-defined]
+
+
+def test_pooled_sees_everybodys_training_data_and_no_other() -> None:
+    data = federation()
+    pooled = data.pooled()
+    expected = torch.cat([data.train(i).x for i in range(CLIENTS)])
+    assert torch.equal(pooled.x, expected)
+    assert len(pooled) == int(data.n_train.sum())
+    run = finished("pooled", data, max_epochs=40)
+    first, *others = run.kept.values()  # type: ignore[attr-defined]
+    assert all(torch.equal(first, other) for other in others)
+    assert run.score.mean() > finished("alone", data, max_epochs=40).score.mean()
+
+
+def test_fine_tuning_what_is_pooled_helps_where_clients_differ() -> None:
+    data = federation(spread=3.0)
+    scores = {name: finished(name, data, max_epochs=60).score.mean() for name in REFERENCES}
+    assert scores["pooled-ft"] > scores["pooled"]
+
+
+def test_few_samples_are_not_divided() -> None:
+    data = federation()
+    few = replace(data, bounds=np.array([[0, 3, 3, 40]]))
+    run = finished("alone", few, max_epochs=5, patience=2)
+    assert not np.isnan(run.score).any()
