@@ -1,4 +1,4 @@
-"""A model of your own: any function (input_shape, classes) -> nn.Module.
+"""A model of your own: any function (input_shape, outputs) -> nn.Module.
 
 pgfed run --module-path . --set model.name=own_model:make     (in this folder)
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import nn
 
 
-def make(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+def make(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     channels = input_shape[0]
     return nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1),
@@ -19,5 +19,5 @@ def make(input_shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(4),
         nn.Flatten(),
-        nn.Linear(16 * 16, classes),
+        nn.Linear(16 * 16, outputs),
     )

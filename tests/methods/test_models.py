@@ -1,14 +1,28 @@
-"""Every method with models of every make: nothing but a head."""
+"""Models of every make: nothing but a head, frozen and tied parts, tokens."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 from torch import nn
 
+from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Serial
+from pgfed.engine.backends.process import Process
 from pgfed.errors import UserError
 from pgfed.methods.registry import METHODS, get
-from pgfed.testing import make, outcome, started, trivial_federation
+from pgfed.model.networks import Factory
+from pgfed.testing import (
+    check_equal,
+    frozen_and_tied_model,
+    make,
+    outcome,
+    started,
+    text_federation,
+    text_model,
+    trivial_federation,
+)
 
 NEED_BASE = {"fedper", "fedrep", "fedbabu", "lg-fedavg"}
 
@@ -31,3 +45,17 @@ def test_a_model_that_is_nothing_but_a_head(method: str) -> None:
         outcome(run)
         assert all(not record["dropped"] for record in run.history)
         assert run.info.layout.b == 0
+
+
+@pytest.mark.parametrize(
+    ("federation", "model"),
+    [(trivial_federation, frozen_and_tied_model), (text_federation, text_model)],
+)
+@pytest.mark.parametrize("method", ["fedrep", "pgfed"])
+def test_worker_processes_give_the_same_bits(
+    method: str, federation: Callable[[], Federation], model: Factory
+) -> None:
+    with started(make(get(method), {}), Serial(federation(), model)) as run:
+        expected = outcome(run)
+    with started(make(get(method), {}), Process(federation(), model, workers=2)) as run:
+        check_equal(expected, outcome(run), "serial and process")

@@ -661,7 +661,7 @@ def test_a_single_layer_is_nothing_but_a_head() -> None:
 
 def test_without_a_linear_layer_the_last_convolution_is_the_head() -> None:
     module = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
-    task = Task(module, (1, 6, 5), objective=Segmentation(("a", "b", "c")))
+    task = Task(module, (1, 6, 5), objective=Segmentation(["a", "b", "c"]))
     assert (task.head_name, task.outputs, task.layout.h) == ("2", 3, 15)
     x, _ = sample((1, 6, 5))
     assert task.logits(task.initial(), x).shape == (6, 3, 6, 5)

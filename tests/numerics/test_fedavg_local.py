@@ -140,7 +140,7 @@ def test_sgd_is_torch_sgd() -> None:
 @pytest.mark.parametrize("part", ["all", "base", "head"])
 def test_a_constant_term_belongs_to_the_gradient(part: Any, clip: float) -> None:
     task, twin, data = task_and_twin()
-    train = TrainConfig(epochs=3, batch_size=4, lr=0.05, momentum=0.9)
+    train = TrainConfig(epochs=3, batch_size=4, lr=0.05, momentum=0.9, clip=clip)
     constant = 0.3 * torch.randn(task.d)
     seen: list[Tensor] = []
     theta, _ = sgd(
@@ -153,7 +153,6 @@ def test_a_constant_term_belongs_to_the_gradient(part: Any, clip: float) -> None
             constant=constant,
             before=lambda w: seen.append(w.clone()),
             after=lambda w: seen.append(w.clone()),
-            clip=clip,
         ),
         part=part,
     )
@@ -193,9 +192,9 @@ def test_a_part_that_rests_keeps_its_velocity(part: Any, clip: float) -> None:
         start := task.initial(),
         data,
         Rng(0, 0, 1),
-        TrainConfig(epochs=1, batch_size=4, lr=0.05),
+        TrainConfig(epochs=1, batch_size=4, lr=0.05, clip=clip),
         {"v": torch.ones(task.d)},
-        terms=Terms(extra=lambda w, g: g.add_(w, alpha=0.5), clip=clip),
+        terms=Terms(extra=lambda w, g: g.add_(w, alpha=0.5)),
         part=part,
     )
     resting = slice(task.layout.b, None) if part == "base" else slice(task.layout.b)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,24 @@ def test_a_run_is_not_resumed_with_another_backbone(
         RunWriter(tmp_path / "run", other, resume=True),
     ):
         pass
+
+
+def test_the_example_sends_adapters_and_head_only(tmp_path: Path) -> None:
+    file = Path(__file__).parents[2] / "examples/own_text_model.py"
+    example = runpy.run_path(str(file))
+    result = package.run(
+        example["four_publishers"](80),
+        methods=["fedavg"],
+        model=example["Transformer"],
+        out=tmp_path / "run",
+        backend="serial",
+        rounds=1,
+        epochs=1,
+    )
+    model = result.global_model("fedavg")
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert all(".a." in name or ".b." in name or name.startswith("head") for name in trained)
+    record = json.loads((tmp_path / "run/fedavg/seed-0/history.jsonl").read_text())
+    assert record["bytes_down"] == 4 * 4 * sum(p.numel() for p in trained.values())
+    frozen = load_file(tmp_path / "run/fedavg/seed-0/models/frozen.safetensors")
+    assert {"words.weight", "places.weight", "blocks.0.query.frozen.weight"} < frozen.keys()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pgfed.config.schema import check, shown
 from pgfed.config.tables import BASE, DEFAULT_COHORT, Experiment
 from pgfed.data import READERS
-from pgfed.errors import UserError, unknown
+from pgfed.errors import NOTES, UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.modules import Allowed
 
@@ -60,6 +60,9 @@ def own_names(experiment: Experiment) -> Iterator[tuple[str, str]]:
         yield "model.name", str(experiment.model.name)
     if ":" in experiment.task.kind:
         yield "task.kind", experiment.task.kind
+    for at, table in {"train": {"augment": experiment.train.augment}, **experiment.method}.items():
+        if ":" in str(table.get("augment", "")):
+            yield "train.augment" if at == "train" else f"method.{at}.augment", table["augment"]
     for name in dict.fromkeys(map(experiment.base, [*experiment.methods, *experiment.method])):
         if ":" in name:
             yield "methods", name
@@ -146,6 +149,11 @@ def make_methods(experiment: Experiment) -> tuple[dict[str, Algorithm], Experime
         method, complete = make(algorithms.get(base), table, experiment.train, f"method.{folder}")
         if folder in run:
             made[folder], tables[folder] = method, {**own, **complete}
+            if method.plain_sgd and method.train.optimizer != "sgd":
+                NOTES.warning(
+                    f"{folder}: was derived for SGD ({method.plain_sgd}), and runs with "
+                    f"{method.train.optimizer}"
+                )
     return made, replace(experiment, method=tables)
 
 

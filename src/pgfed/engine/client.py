@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pgfed.data.federation import Federation
+from pgfed.data.augment import augmentation
+from pgfed.data.federation import Federation, Shard
 from pgfed.engine.attacks import Attack
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
@@ -40,6 +41,7 @@ class ClientSide:
     seed: int
     w0: Tensor
     info: FederationInfo
+    rounds: int  # of the run, for schedules
     attack: Attack | None = None  # what the attackers do, in a simulation
     attackers: frozenset[int] = frozenset()
 
@@ -86,7 +88,8 @@ class ClientSide:
         attack = self.attack if client in self.attackers else None
         if attack is not None:
             data = attack.data(data, self.task.outputs)
-        new, update = self.algorithm.local_update(self.task.view(data), state, message, data, rng)
+        algorithm = self.algorithm.at(round, self.rounds)
+        new, update = algorithm.local_update(self._view(data), state, message, data, rng)
         if attack is not None:
             update = attack.update(update, self.algorithm.leaves, message, rng)
         return [new, update, {"round": round, "seconds": time.perf_counter() - began}]
@@ -136,7 +139,13 @@ class ClientSide:
     def _personal(self, client: int, round: int, state: State, public: Message) -> Tensor:
         rng = self._rng(client, round)
         data = self.federation.train(client)
-        return self.algorithm.personal_model(self.task.view(data), state, public, data, rng)
+        return self.algorithm.personal_model(self._view(data), state, public, data, rng)
+
+    def _view(self, data: Shard) -> Task:
+        """The task for the steps of the client with this training data."""
+        view = self.task.view(data)
+        view.augment = augmentation(self.algorithm.train.augment)
+        return view
 
 
 def _hint(algorithm: Algorithm, error: Exception) -> str:

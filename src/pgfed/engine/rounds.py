@@ -88,7 +88,15 @@ class Run:
         self._start = start
         w0 = self.task.initial() if start is None else start.shared(self.task)
         self._side = ClientSide(
-            algorithm, self.task, self.federation, seed, w0, self.info, attack, self.attackers
+            algorithm,
+            self.task,
+            self.federation,
+            seed,
+            w0,
+            self.info,
+            rounds,
+            attack,
+            self.attackers,
         )
         backend.begin(self._side)
         self.round = 0
@@ -122,7 +130,8 @@ class Run:
         t = self.round + 1
         cohort = self._cohort(t)
         rng = ServerRng(self.seed, t)
-        messages = self.algorithm.messages(self.server, cohort, rng)
+        algorithm = self.algorithm.at(t, self.rounds)
+        messages = algorithm.messages(self.server, cohort, rng)
         common = _common(messages)
         own = {i: {k: v for k, v in messages[i].items() if k not in common} for i in cohort}
         started = time.perf_counter()
@@ -136,7 +145,7 @@ class Run:
         traffic = Traffic(counts=self.algorithm.course != "pooled")
         dropped = [{"client": i, "reason": refused[i]} for i in refused if i not in cohort]
         updates, states = self._accepted(t, messages, results, refused, traffic, dropped)
-        self.server = self.algorithm.aggregate(self.server, updates, self._mean, rng)
+        self.server = algorithm.aggregate(self.server, updates, self._mean, rng)
         left_out = self._mean.left_out(updates)
         # Only now do the clients' new states count: a reply that was dropped leaves the old one.
         for i, state in states.items():

@@ -13,6 +13,7 @@ import torch
 from pgfed.config.experiment import IN_MEMORY, make_methods
 from pgfed.config.tables import DEFAULT_COHORT, FORMAT, Data, Experiment, Model
 from pgfed.data import DEFAULT_CLIENTS, datasets
+from pgfed.data.augment import check_augment
 from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
 from pgfed.data.tables import schema as schemas
@@ -162,6 +163,7 @@ def prepare(
     )
     for algorithm in methods.values():
         algorithm.check_model(task)
+        check_augment(algorithm.train.augment, federation)
     _say_split(federation, data)
     if experiment.start_from is not None:
         place = str(Path(experiment.start_from).expanduser().absolute())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -73,6 +73,8 @@ class Algorithm:
     scored_last: ClassVar[bool] = False
     # False where the authors' code trains without momentum (momentum_policy = "official").
     official_momentum: ClassVar[bool] = True
+    # Why the method's derivation needs plain SGD, if it does: said when another optimizer is set.
+    plain_sgd: ClassVar[str | None] = None
     # The settings that switch off what the method claims, for an honest comparison; and the
     # registered method, if there is one, that equals it under these settings.
     control: ClassVar[dict[str, Any] | None] = None
@@ -88,6 +90,11 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         check_bounds(self, f"method.{self.name}")
+
+    def at(self, round: int, rounds: int) -> Self:
+        """This method as of a round: `train` with what the schedule has come to."""
+        train = self.train.at(round, rounds)
+        return self if train is self.train else replace(self, train=train)
 
     @property
     def steps(self) -> TrainConfig:

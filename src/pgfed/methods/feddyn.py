@@ -11,9 +11,9 @@ Symbols: theta -> server["w"]; h -> server["h"]; N -> server["clients"]; lambda_
 state["lambda"] (absent: 0); v_i -> state["v"]; a (alpha in the paper) -> a.
 
 Differs from the released code in: nothing. (The original trains without momentum, with weight
-decay, with the gradient's norm clipped at 10 (clip), and scales a by each client's relative size;
-what it scores is not theta but the plain mean of the models, of the round's clients and of all
-clients' last ones, without the term h/a.)
+decay, with the gradient's norm clipped at 10 (train.clip), and scales a by each client's relative
+size; what it scores is not theta but the plain mean of the models, of the round's clients and of
+all clients' last ones, without the term h/a.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Gt
 from torch import Tensor
 
 from pgfed.data.federation import Shard
@@ -39,10 +39,10 @@ from pgfed.model.task import Task
 class FedDyn(Algorithm):
     name = "feddyn"
     leaves = {"w": "model"}
+    plain_sgd = "lambda is the gradient at a minimum that plain gradient steps have reached"
     grid = {"a": [0.1, 0.01, 0.001]}
 
     a: Annotated[float, Gt(0), "a, weight of the dynamic regularizer"] = 0.01
-    clip: Annotated[float, Ge(0), "bound on the norm of each step's gradient; 0 = none"] = 0.0
 
     def init_server(self, w0: Tensor, federation: FederationInfo) -> State:
         h = torch.zeros_like(w0[: federation.layout.d])
@@ -58,7 +58,7 @@ class FedDyn(Algorithm):
         def add_regularizer(theta: Tensor, gradient: Tensor) -> None:
             gradient.add_(theta, alpha=self.a).sub_(pull)
 
-        terms = Terms(extra=add_regularizer, clip=self.clip)
+        terms = Terms(extra=add_regularizer)
         theta, kept = sgd(task, message["w"], data, rng, self.train, state, terms=terms)
         moved = theta[: task.d] - start
         return {"lambda": past.sub(moved, alpha=self.a), **self.keep(**kept)}, {"w": theta}

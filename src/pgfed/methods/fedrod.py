@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from pgfed.data.federation import Shard
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm, ClientInfo
 from pgfed.methods.randomness import Rng
-from pgfed.methods.steps import Step
+from pgfed.methods.steps import Descent, Step
 from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
@@ -58,19 +57,19 @@ class FedRoD(Algorithm):
         train, classes = self.steps, task.outputs
         step = Step(task, message["w"], train, state)
         q = state["q"].clone().requires_grad_()
-        v_q = state["v_q"].clone() if "v_q" in state else torch.zeros_like(state["q"])
-        q.grad = v_q  # gradients are collected in the momentum buffers
+        own = Descent(q.data, train, state, "v_q")
+        q.grad = own.g
         # A class the client does not have: log 0, so that it leaves the soft-max.
         log_prior = (data.class_counts(classes) / len(data)).log()
         for x, y in task.batches(data, train.batch_size, rng, epochs=train.epochs):
-            v_q.mul_(train.momentum)
+            own.begin()
             z, o = task.forward(step.theta, x, step.collect())
             generic = task.objective.loss(o + log_prior, y)
             personal = task.objective.loss(o.detach() + _linear(q, z.detach(), classes), y)
             (generic + personal).backward()  # type: ignore[no-untyped-call]
             step.take()
-            q.data.add_(v_q, alpha=-train.lr)
-        kept = self.keep(**step.kept, v_q=v_q)
+            own.go()
+        kept = self.keep(**step.kept, **own.kept)
         return {"q": q.detach(), **kept}, {"w": step.theta, "n": len(data)}
 
     def personal_model(

@@ -26,6 +26,7 @@ from torch import Tensor
 from pgfed.data.federation import Shard
 from pgfed.methods.contract import Algorithm, need_base
 from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import check_plain
 from pgfed.methods.steps import sgd
 from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
@@ -45,6 +46,8 @@ class LGFedAvg(Algorithm):
 
     def check_model(self, task: Task) -> None:
         need_base("lg-fedavg", task)
+        if self.lg_two_pass:
+            check_plain("lg-fedavg", self.train, "lg_two_pass takes steps of its own")
 
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng

@@ -31,6 +31,7 @@ from pgfed.errors import UserError
 from pgfed.methods.averaging import Mean
 from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
 from pgfed.methods.randomness import Rng, ServerRng
+from pgfed.methods.settings import check_plain
 from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
@@ -52,6 +53,7 @@ class PFedMe(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_plain(self.name, self.train, "its inner solver takes plain gradient steps")
         if self.train.lr * self.lam > 1:
             raise UserError(
                 "method.pfedme.lam: lr * lam must be <= 1 (w_i would step beyond theta_i), "

@@ -47,6 +47,7 @@ class PGFedMo(Algorithm):
     leaves = {"w": "model", "gradient": "gradient", "r": "scalar", "alpha": "row", "n": "count"}
     control = {"mu": 0.0}
     control_twin = "fedavg-local"
+    plain_sgd = expansions.PLAIN
     grid = {"mu": [0.1, 0.05, 0.01, 0.005, 0.001], "beta": [0.2, 0.5, 0.8]}
 
     mu: Annotated[float, Ge(0), "mu, weight of the other clients' risks"] = 0.1

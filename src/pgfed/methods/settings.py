@@ -9,6 +9,7 @@ errors, `pgfed methods --show` and the docs all read them here. Nothing in this 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -32,6 +33,26 @@ class TrainConfig:
         Literal["paper", "official"], "official: none where the code has none"
     ] = "paper"
     reset_momentum: Annotated[bool, "forget the momentum buffer between participations"] = False
+    optimizer: Annotated[
+        Literal["sgd", "adamw"], "how a step follows the gradient; of adamw momentum is beta_1"
+    ] = "sgd"
+    weight_decay: Annotated[
+        float, Ge(0), "decoupled: each step takes lr times this share off the weights"
+    ] = 0.0
+    clip: Annotated[float, Ge(0), "bound on the norm of each step's gradient; 0 = none"] = 0.0
+    schedule: Annotated[
+        Literal["constant", "cosine"], "of lr over the rounds; cosine: from lr towards 0"
+    ] = "constant"
+    augment: Annotated[
+        str, "of training samples, in steps alone: none, flip-crop or package.module:function"
+    ] = "none"
+
+    def at(self, round: int, rounds: int) -> TrainConfig:
+        """As of a round, counted from 1: with the learning rate that the schedule has come to."""
+        if self.schedule == "constant":
+            return self
+        share = (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
+        return dataclasses.replace(self, lr=self.lr * share)
 
 
 def hints(cls: type[Any]) -> dict[str, Any]:
@@ -98,3 +119,14 @@ def _rule(bounds: Sequence[Bound]) -> str:
     return " and ".join(
         f"{signs[type(bound)]} {limit:g}" for bound, limit in zip(bounds, limits, strict=True)
     )
+
+
+def check_plain(method: str, train: TrainConfig, why: str) -> None:
+    """For methods that take steps of their own: refuse what these do not know."""
+    plain = TrainConfig()
+    for key in ("optimizer", "weight_decay", "clip"):
+        if (found := getattr(train, key)) != (allowed := getattr(plain, key)):
+            raise UserError(
+                f"method.{method}.{key}: found {found!r}; allowed: {allowed!r}, as {why}; set it "
+                f"in [method.{method}]"
+            )

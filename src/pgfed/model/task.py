@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pgfed.data.augment import Augment
 from pgfed.data.federation import Shard
 from pgfed.errors import UserError, first_line
 from pgfed.model.flat import FlatModule, Stepped
@@ -31,6 +33,7 @@ class Streams(Protocol):
     """Where a client's random numbers come from: see `pgfed.methods.randomness.Rng`."""
 
     def permutation(self, n: int, purpose: str, epoch: int = 0) -> Tensor: ...
+    def generator(self, purpose: str, epoch: int = 0) -> np.random.Generator: ...
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Task(FlatModule):
     compute leave ``theta`` as it was, except that in training mode batch-norm layers move the
     buffers of the vector they are given.
     """
+
+    augment: Augment | None = None  # what is done to the samples of steps; of a client's view
 
     def __init__(
         self,
@@ -113,9 +118,17 @@ class Task(FlatModule):
     def batches(
         self, data: Shard, batch_size: int, rng: Streams, *, epochs: int = 1, purpose: str = "train"
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Mini-batches of ``epochs`` passes: a fresh order each, an incomplete last one dropped."""
+        """Mini-batches of ``epochs`` passes: a fresh order each, an incomplete last one dropped.
+
+        They are for steps: samples come as `augment` leaves them.
+        """
+        change, draw = self.augment, None
+        if change is not None:
+            key = rng.generator(f"augment {purpose}")
+            draw = torch.Generator().manual_seed(int(key.integers(2**62)))
         for index in _indices(data, batch_size, rng, epochs, purpose):
-            yield data.batch(index)
+            x, y = data.batch(index)
+            yield (x, y) if change is None or draw is None else change(x, y, draw)
 
     def head_batches(
         self,

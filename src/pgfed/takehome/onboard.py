@@ -8,7 +8,7 @@ validation share of the training data; the test data only tells how good the res
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pgfed.config.tables import Data
 from pgfed.data import matching as agreed
+from pgfed.data.augment import augmentation
 from pgfed.data.federation import Federation, Shard, build_seat
 from pgfed.engine.client import one_thread
 from pgfed.engine.durable import write_atomic
@@ -41,7 +42,8 @@ from pgfed.takehome.metrics import objective_of
 ALONE = algorithms.BASELINE
 VALIDATION = 0.2  # of the training data, where the run has no validation share of its own
 FILE = "model.safetensors"
-TRAINED = ("batch_size", "lr", "momentum")  # settings of the fine-tuning
+# Settings of the fine-tuning.
+TRAINED = ("batch_size", "lr", "momentum", "optimizer", "weight_decay", "clip", "augment")
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,9 @@ def onboard(
     )
     task.put_frozen(first.values)
     own = run.experiment.train
-    train = TrainConfig(epochs, own.batch_size, own.lr if lr is None else lr, own.momentum)
+    allowed.check("train.augment", own.augment, run.path / layout.EXPERIMENT)
+    task.augment = augmentation(own.augment)
+    train = replace(own, epochs=epochs, lr=own.lr if lr is None else lr)
     # The new site's seat is the one after the last.
     streams = [Rng(chosen, len(about.clients), epoch) for epoch in range(epochs)]
     untrained = {"method": ALONE, "round": 0, "hyperparameters": {"train": asdict(train)}}

@@ -243,7 +243,13 @@ class Site:
             cohort = self.experiment.cohort_size(self.file.seats)
             info = FederationInfo(self.file.seats, cohort, task.layout)
             self._sides[method, seed] = ClientSide(
-                self.methods[method], task, self.federation, seed, task.initial(), info
+                self.methods[method],
+                task,
+                self.federation,
+                seed,
+                task.initial(),
+                info,
+                self.experiment.rounds,
             )
         return self._sides[method, seed]
 

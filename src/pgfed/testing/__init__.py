@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Backend, Serial
 from pgfed.engine.backends.process import Process
 from pgfed.engine.checkpoints import Checkpoints
@@ -34,42 +33,15 @@ from pgfed.methods.settings import TrainConfig
 from pgfed.methods.values import State
 from pgfed.model.flat import Stepped
 from pgfed.model.task import Task
+from pgfed.testing.material import batch_norm_model as batch_norm_model
+from pgfed.testing.material import frozen_and_tied_model as frozen_and_tied_model
+from pgfed.testing.material import small_model as small_model
+from pgfed.testing.material import text_federation as text_federation
+from pgfed.testing.material import text_model as text_model
+from pgfed.testing.material import trivial_federation as trivial_federation
 
 CLIENTS, COHORT, ROUNDS = 6, 3, 4
 TRAIN = TrainConfig(epochs=2, batch_size=8, lr=0.05)
-
-
-def trivial_federation(seed: int = 0) -> Federation:
-    """Three well separated classes over six clients, of which one has a single training sample
-    and one has no test data."""
-    rng = np.random.default_rng(seed)
-    centres = 3 * np.eye(3, 8)
-    sizes = [30, 24, 20, 26, 1, 18]
-    x, y, client, test = [], [], [], []
-    for i, n in enumerate(sizes):
-        held_out = 0 if i == 3 else 9
-        labels = rng.integers(0, 3, size=n + held_out)
-        x.append(centres[labels] + 0.3 * rng.normal(size=(n + held_out, 8)))
-        y.append(labels)
-        client += [i] * (n + held_out)
-        test += [False] * n + [True] * held_out
-    return Federation.from_arrays(
-        np.concatenate(x).astype(np.float32),
-        np.concatenate(y),
-        client=np.array(client),
-        split=np.array(test),
-        name="trivial",
-    )
-
-
-def small_model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(input_shape[0], 32), nn.ReLU(), nn.Linear(32, classes))
-
-
-def batch_norm_model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(input_shape[0], 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, classes)
-    )
 
 
 def make(cls: type[Algorithm], fields: dict[str, Any]) -> Algorithm:
@@ -368,6 +340,27 @@ def check_batch_norm(cls: type[Algorithm], **fields: Any) -> None:
             results.append(outcome(run))
             assert all(not record["dropped"] for record in run.history)
     check_equal(results[0], results[1], "batch norm")
+
+
+def check_frozen_and_tied(cls: type[Algorithm], **fields: Any) -> None:
+    """What is frozen stays as it is and out of every vector; what is tied stays one."""
+    with started(make(cls, fields), Serial(trivial_federation(), frozen_and_tied_model)) as run:
+        before = {name: value.clone() for name, value in run.task.frozen().items()}
+        found = outcome(run)
+        assert all(not record["dropped"] for record in run.history)
+        check_equal(before, run.task.frozen(), "frozen values")
+        for key in [k for k in found if k.startswith("model ")]:
+            values = run.task.named(found[key])
+            assert not values.keys() & before.keys()
+            assert torch.equal(values["1.weight"], values["3.weight"])
+
+
+def check_tokens(cls: type[Algorithm], **fields: Any) -> None:
+    """Inputs may be integers."""
+    with started(make(cls, fields), Serial(text_federation(), text_model)) as run:
+        outcome(run)
+        assert all(not record["dropped"] for record in run.history)
+        assert torch.isfinite(run.global_model()).all()
 
 
 def check_learns(cls: type[Algorithm], **fields: Any) -> None:
