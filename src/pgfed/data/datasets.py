@@ -68,7 +68,7 @@ def load(
                 f"data.image_size: {name} comes in one size; allowed with folder:PATH and "
                 "office-home only"
             )
-    if schema is not None and kind not in ("csv", "parquet"):
+    if schema is not None and not own.is_table(name):
         raise UserError(f"data.schema: {name} is no table; allowed with csv:PATH and parquet:PATH")
     if own.is_own(name):
         return own.load(name, root, Options(targets, image_size, skip_bad, schema))
