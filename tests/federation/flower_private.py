@@ -12,13 +12,11 @@ from flwr.common.serde import (
 from flwr.common.serde_utils import record_value_dict_from_proto
 from flwr.proto.recorddict_pb2 import ConfigRecordValue
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
-from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 __all__ = [
     "ConfigRecordValue",
     "RecordDictProto",
-    "Run",
     "TaskIdentity",
     "message_from_proto",
     "message_to_proto",

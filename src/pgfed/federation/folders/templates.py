@@ -23,34 +23,6 @@ SITE_HEAD = """\
 
 """
 
-# The bundle holds no code: server and sites run the pgfed that is installed with them.
-APP = """\
-[project]
-name = "pgfed-federation"
-version = "1.0.0"
-description = "Personalized federated learning"
-license = "Apache-2.0"
-dependencies = []
-
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[tool.flwr.app]
-publisher = "pgfed"
-flwr-version-target = "1.41.0"
-
-[tool.flwr.app.components]
-serverapp = "pgfed.federation.flower.apps:server"
-clientapp = "pgfed.federation.flower.apps:client"
-
-[tool.flwr.app.config]
-resume = false
-round-timeout = 600.0
-min-replies = 1
-keep-personal-models = false
-"""
-
 START = """\
 #!/bin/sh
 # Start this site and keep it running. Exit code 2 is a mistake in site.toml or in the data.

@@ -8,7 +8,15 @@ from pgfed.config.tables import Data
 from pgfed.data import matching as agreed
 from pgfed.data.federation import Federation, build_seat
 from pgfed.errors import UserError
-from pgfed.federation.folders.folder import SiteFile
+from pgfed.federation.folders.folder import SiteFile, SiteFolder
+
+
+def is_there(folder: SiteFolder, data: str) -> Path | None:
+    """None if the site's data is there; else the path that is missing, or an empty folder."""
+    name, at = (data, Path.cwd()) if data else (folder.file.data, folder.path)
+    path = at / Path(name.partition(":")[2]).expanduser()
+    missing = not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    return path if missing and ":" in name else None
 
 
 def load(site: SiteFile, name: str, data: Data, at: Path) -> Federation:
