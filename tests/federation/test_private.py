@@ -83,9 +83,13 @@ NEEDS_OF_TESTS = {
     "flwr.common.serde:recorddict_from_proto": "made-up messages cannot be read as Flower does",
     "flwr.common.serde:recorddict_to_proto": "made-up messages cannot be written as Flower does",
     "flwr.common.serde_utils:record_value_dict_from_proto": "nothing shows how Flower fails",
+    "flwr.proto.fleet_pb2:PushMessagesRequest": "a hostile site cannot announce what it likes",
+    "flwr.proto.message_pb2:ObjectTree": "a hostile site cannot announce what it likes",
+    "flwr.proto.node_pb2:Node": "a hostile site cannot announce what it likes",
     "flwr.proto.recorddict_pb2:ConfigRecordValue": "nothing shows how Flower fails",
     "flwr.proto.recorddict_pb2:RecordDict": "made-up messages cannot be read as Flower does",
     "flwr.supercore.task_identity:TaskIdentity": "messages cannot be made outside of a run",
+    "flwr.supernode:node_auth_http_interceptor": "no site's clock can be wrong",
 }
 DOCUMENTED = {"flwr.app", "flwr.serverapp", "flwr.clientapp"}
 
