@@ -123,6 +123,10 @@ class Running:
         assert self.processes[name].poll() is None, self.said(name)
         return text in self.said(name)
 
+    def are_here(self) -> bool:
+        """All sites have come to the server."""
+        return all("connected" in self.said(f"site-{i}") for i in range(small.SITES))
+
     def status(self) -> dict[str, Any]:
         path = self.folder.run / "status.json"
         return dict(json.loads(path.read_text())) if path.is_file() else {}

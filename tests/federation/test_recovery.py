@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 
-import pytest
-
 from federation import small
 from federation.running import PGFED, Running, until
 from federation.small import assert_same_as_serial, history
@@ -78,14 +76,14 @@ def test_a_second_start_with_the_same_key_and_data_that_comes_late(tmp_path):
         until(lambda: "connected" in federation.said("site-0"), "it is there")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_server_and_site_end_when_told_to(tmp_path, number):
+def test_server_and_site_end_when_told_to(tmp_path):
+    """By systemd, or with Ctrl+C."""
     with Running(tmp_path) as federation:
         federation.site(0)
         federation.serve()
         until(lambda: "connected" in federation.said("site-0"), "it is there")
         assert federation.folder.socket.is_socket()
-        for name in ("site-0", "server"):
+        for name, number in (("site-0", signal.SIGINT), ("server", signal.SIGTERM)):
             federation.processes[name].send_signal(number)
             assert federation.processes[name].wait(20) == 0, federation.said(name)
             assert "Traceback" not in federation.said(name)

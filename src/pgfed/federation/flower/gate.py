@@ -28,8 +28,10 @@ PER_ADDRESS = 32  # strangers from one address
 STRANGERS = 256  # and altogether
 IDLE = 60.0  # seconds that a site's connection is kept between two requests
 HEADERS = 16_384  # bytes
+ENDING = 2.0  # seconds for requests to end with the server
 
 log = logging.getLogger(__name__)
+logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not of what strangers send
 
 
 class Knock(H11Protocol):
@@ -37,7 +39,6 @@ class Knock(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.lost = False
         self.introduced: asyncio.Future[None] = self.loop.create_future()
         self.ended: asyncio.Future[None] = self.loop.create_future()
         served = self.app
@@ -57,7 +58,6 @@ class Knock(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.lost = True
         for future in (self.introduced, self.ended):
             if not future.done():
                 future.set_result(None)
@@ -109,6 +109,8 @@ class Gate:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._state.tasks:  # requests whose connections are no more end by themselves
+                await asyncio.wait(self._state.tasks, timeout=ENDING)
 
     def _make_room(self, address: str) -> None:
         same = [task for task, other in self._strangers.items() if other == address]

@@ -53,7 +53,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Connection(Protocol):
     """What a request came on."""
 
-    lost: bool
+    ended: asyncio.Future[None]
 
     def introduce(self) -> None:
         """A site has signed on it."""
@@ -204,11 +204,11 @@ class Guard:
         visitor.polls += 1
         mine = visitor.polls
         self._wants(visitor)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HOLD):
-                while not visitor.bell.is_set() and visitor.polls == mine:
-                    await visitor.bell.wait()
-        if visitor.polls != mine or scope["connection"].lost:
+        ended = scope["connection"].ended
+        ringing = asyncio.ensure_future(visitor.bell.wait())
+        await asyncio.wait([ringing, ended], timeout=HOLD, return_when=asyncio.FIRST_COMPLETED)
+        ringing.cancel()
+        if visitor.polls != mine or ended.done():
             raise Refusal(503, "asked again elsewhere")
         visitor.bell.clear()
 

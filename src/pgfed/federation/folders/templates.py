@@ -25,8 +25,8 @@ SITE_HEAD = """\
 
 START = """\
 #!/bin/sh
-# Start this site and keep it running. Exit code 2 is a mistake in site.toml or in the data; data that
-# is not there yet is waited for.
+# Start this site and keep it running. Exit code 2 is a mistake in site.toml or in the data; data
+# that is not there yet is waited for.
 cd "$(dirname "$0")" || exit 2
 until pgfed federation site . "$@"; do
     [ $? -eq 2 ] && exit 2
