@@ -48,7 +48,7 @@ def run(rounds: int = 12) -> Iterator[str]:
     yield f"{small.SITES} sites, PGFed, training and scoring of all; medians of {len(history)}."
     yield f"At most {MOST:g} s beyond training: {kept}."
     sites = max(memory for name, memory in idle.items() if name != "server")
-    yield f"Idle, the server takes {size(idle['server'])} and a site {size(sites)}, its data included."
+    yield f"Idle, the server takes {size(idle['server'])} and a site {size(sites)}, data included."
 
 
 def _memory(pid: int) -> int:
