@@ -50,6 +50,7 @@ def test_everything_killed_at_once(tmp_path):
     with Running(tmp_path, **ALL).all() as federation:
         run = federation.run(*WAITS)
         until(lambda: federation.status().get("round", 0) >= 1, "a round has been run")
+        federation.catch(1)  # so that the next one goes on
         for name in ("server", "site-0", "site-1", "site-2"):
             federation.kill(name)
         assert run.wait(120) != 0

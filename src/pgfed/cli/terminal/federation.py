@@ -112,13 +112,13 @@ def _follow(folder: FederationFolder, live: Live) -> None:
         content = status.read(folder.run) or {}
         for message in content.get("messages", []):
             if message not in shown:
-                live.console.print(message, highlight=False)
+                live.console.print(message, highlight=False, soft_wrap=True)
         shown = content.get("messages", shown)
         if content and live.console.is_terminal:
             live.update(table(content, server), refresh=True)
         elif content and headline(content) != head:
             head = headline(content)
-            live.console.print(head, highlight=False)
+            live.console.print(head, highlight=False, soft_wrap=True)
         if not server["running"]:
             return
         time.sleep(EVERY)
