@@ -33,9 +33,10 @@ from federation.hostile import (
     repeated_chunk,
     too_large,
 )
-from federation.running import Running
+from federation.running import Running, until
 from federation.small import history
 from pgfed.federation.flower.gate import PER_ADDRESS, STRANGER
+from pgfed.federation.flower.guard import AT_ONCE
 
 FILES = 256  # that the server may have open
 
@@ -229,9 +230,9 @@ def test_a_site_within_its_limits(federation, tmp_path):
     headers = {"content-type": "application/protobuf"}
     url = f"https://{federation.folder.agreement.server}/v1/fleet"
 
-    def post(kind: str, body: bytes) -> httpx.Response:
+    def post(kind: str, body: bytes, **more: str) -> httpx.Response:
         signed = fleet._client._interceptors[0]
-        request = httpx.Request("POST", f"{url}/{kind}", headers=headers, content=body)
+        request = httpx.Request("POST", f"{url}/{kind}", headers=headers | more, content=body)
         made = type("Made", (), {"request": request})()
         with httpx.Client(verify=context(federation)) as client:
             return signed.intercept(made, lambda c: client.send(c.request))
@@ -242,9 +243,21 @@ def test_a_site_within_its_limits(federation, tmp_path):
     )
     assert "nothing was asked" in post("push-object", b"x").text
     assert post("pull-messages", bytes(5000)).status_code == 413
+    chunks = {"Transfer-Encoding": "chunked"}
+    assert post("pull-messages", b"5\r\nabcde\r\n0\r\n\r\n", **chunks).status_code == 411
     assert post("send-node-heartbeat", b"\x0a\x02\x08\x07").status_code == 401  # of node 7
     fleet.go()
     fleet.close()
+
+
+def test_a_site_has_so_many_connections(federation):
+    fleets = [fleet_of(small.site_folder(federation.folder, 0)) for _ in range(30)]
+    for fleet in fleets:
+        fleet.come()
+    kept = Path(f"/proc/{federation.processes['server'].pid}/fd")
+    until(lambda: len(list(kept.iterdir())) < AT_ONCE + 25, "the others are dropped", 10)
+    for fleet in fleets:
+        fleet.close()
 
 
 def test_a_clock_that_is_wrong_is_named(federation, monkeypatch):

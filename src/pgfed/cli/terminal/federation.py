@@ -77,7 +77,6 @@ def show(standing: dict[str, Any]) -> None:
 
 def watch(folder: FederationFolder, options: dict[str, Any]) -> bool:
     """Start the run and show it until it ends; False if it failed. Ctrl+C leaves it running."""
-    (folder.run / status.FILE).unlink(missing_ok=True)
     control.ask(folder, "run", options=options)
     console = Console()
     try:

@@ -39,7 +39,7 @@ LIMITS = {
     "push-object": CHUNK + 4096,
 }
 PUSHES = ("push-messages", "push-object")
-AT_ONCE = 8  # requests of one site
+AT_ONCE = 8  # requests of one site, and connections
 HOLD = 20.0  # seconds until a site that asks for messages hears that there are none
 BODY = 60.0  # seconds that a body may take to come
 
@@ -83,8 +83,19 @@ class Visitor:
     used: int = 0  # bytes sent of them
     over: bool = False  # it sent more
     busy: int = 0  # requests at this moment
+    connections: list[Connection] = field(default_factory=list)  # oldest first
     polls: int = 0  # of these requests for messages, the number of the last
     bell: asyncio.Event = field(default_factory=asyncio.Event)  # there is a message for it
+
+    def meet(self, connection: Connection) -> None:
+        """It has signed on this connection; of too many, the oldest is dropped."""
+        if connection in self.connections:
+            return
+        self.connections = [other for other in self.connections if not other.ended.done()]
+        self.connections.append(connection)
+        if len(self.connections) > AT_ONCE:
+            self.connections.pop(0).drop()
+        connection.introduce()
 
     def expect(self, message: str, size: int) -> None:
         self.expected[message] = size
@@ -160,7 +171,7 @@ class Guard:
                 log.warning("%s refused: %s", visitor.name, why)
             visitor.refused = why
             raise Refusal(401, why)
-        scope["connection"].introduce()
+        visitor.meet(scope["connection"])
         return visitor
 
     @contextlib.asynccontextmanager
@@ -222,8 +233,10 @@ def _kind(scope: Scope) -> str:
 
 
 def _length(scope: Scope) -> int:
-    found = dict(scope["headers"]).get(b"content-length", b"")
-    if not found.isdigit() or len(found) > 12:
+    headers = dict(scope["headers"])
+    found = headers.get(b"content-length", b"")
+    # In chunks a body may be longer than it says.
+    if not found.isdigit() or len(found) > 12 or b"transfer-encoding" in headers:
         raise Refusal(411, "content-length is needed")
     return int(found)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Iterable
 from types import SimpleNamespace
 
@@ -79,6 +78,9 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
+from pgfed.federation.flower.records import UNREADABLE
+from pgfed.federation.flower.shelf import Shelf
+
 FLEET = "/v1/fleet/"  # where Flower's interface for sites is
 KEY, STAMP, SIGNATURE = (
     name.encode()
@@ -88,7 +90,6 @@ AHEAD = SYSTEM_TIME_TOLERANCE  # seconds that a site's clock may be ahead of the
 BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE  # and behind
 CHUNK = 5 * 2**20  # bytes of an array that travel in one request
 MAX_OBJECTS = 10_000  # of one message: more than any model of ours is split into
-
 logging.getLogger("flwr").setLevel(logging.CRITICAL)  # we say what happens, in our own words
 
 
@@ -97,52 +98,6 @@ class Unreadable(Exception):
 
 
 # -- what lies at the server -------------------------------------------------------------------
-
-
-class Shelf:
-    """The objects of messages: an object lies here as long as a message holds it.
-
-    What a message holds is a plain set: a tree that names one object a million times costs nothing.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._held: dict[str, set[str]] = {}  # message -> its objects
-        self._content: dict[str, bytes] = {}  # object -> bytes; empty until it has come
-        self._holders: dict[str, set[str]] = {}
-
-    def announce(self, message: str, objects: Iterable[str]) -> list[str]:
-        """Make places for a message's objects; those that have not come yet."""
-        with self._lock:
-            held = self._held.setdefault(message, set(objects))
-            for name in held:
-                self._content.setdefault(name, b"")
-                self._holders.setdefault(name, set()).add(message)
-            return [name for name in held if not self._content[name]]
-
-    def put(self, name: str, content: bytes) -> None:
-        with self._lock:
-            if name not in self._content:
-                raise NoObjectInStoreError(f"{name} was not announced")
-            self._content[name] = self._content[name] or content
-
-    def get(self, name: str) -> bytes | None:
-        return self._content.get(name)
-
-    def drop(self, message: str) -> None:
-        with self._lock:
-            for name in self._held.pop(message, set()):
-                self._holders[name].discard(message)
-                if not self._holders[name]:
-                    del self._holders[name], self._content[name]
-
-    def clear(self) -> None:
-        with self._lock:
-            for message in list(self._held):
-                self.drop(message)
-
-    def __len__(self) -> int:
-        return len(self._content)
 
 
 class Store(ObjectStore):
@@ -378,6 +333,12 @@ class Fleet:
 
     def receive(self, seconds: float) -> Message | None:
         """The next message, whole; None if there is none within the server's patience."""
+        try:
+            return self._receive(seconds)
+        except (ObjectPullError, *UNREADABLE) as error:
+            raise Unreadable(f"{type(error).__name__}: {error}") from None
+
+    def _receive(self, seconds: float) -> Message | None:
         found = self._client.PullMessages(PullMessagesRequest(node=self._node))
         if not found.messages_list:
             return None
@@ -386,11 +347,8 @@ class Fleet:
             self._client.PullObject, self._node, head.metadata.run_id
         )
         names = list({tree.object_id for tree in iterate_object_tree(tree)})
-        try:
-            contents = pull_objects(names, pull, max_time=seconds)
-            message = inflate_object_from_contents(tree.object_id, contents)
-        except (ObjectPullError, LookupError, TypeError, ValueError) as error:
-            raise Unreadable(str(error)) from None
+        contents = pull_objects(names, pull, max_time=seconds)
+        message = inflate_object_from_contents(tree.object_id, contents)
         if not isinstance(message, Message):
             raise Unreadable(f"a {type(message).__name__}, not a message")
         message.metadata.__dict__["_message_id"] = tree.object_id

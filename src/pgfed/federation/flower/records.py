@@ -29,7 +29,7 @@ _TYPES: dict[str, tuple[torch.dtype, np.dtype[Any]]] = {
 _NAMES = {dtype: name for name, (dtype, _) in _TYPES.items()}
 
 # What Flower's own reading of a made-up message can end in; a broken connection is none of these.
-_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, DecodeError)
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, DecodeError)
 
 Head = dict[str, Any]  # what a message is about: strings, numbers, bytes
 
@@ -94,7 +94,7 @@ def pull(grid: Grid, names: Iterable[str]) -> Iterator[tuple[str, Message | BadR
             reply = grid.pull_message(name)
         except BadRecord as error:
             yield name, error
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             yield name, BadRecord(f"Flower cannot read its reply ({type(error).__name__})")
         else:
             if reply is not None:

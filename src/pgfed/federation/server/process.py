@@ -29,6 +29,7 @@ from pgfed.federation.folders.keys import load_public, public_pem
 from pgfed.federation.server.backend import QuorumError
 from pgfed.federation.server.conduct import Options, conduct, unfinished
 from pgfed.federation.server.control import Request, listening
+from pgfed.federation.server.status import FILE
 
 KEEP = 20.0  # seconds between two signs to Flower that the run goes on
 STOPPING = 10.0  # seconds that a run has to end when the server is stopped
@@ -106,6 +107,7 @@ class Server:
         return self._run is not None and self._run.is_alive()
 
     def _start(self, options: Options) -> None:
+        (self._folder.run / FILE).unlink(missing_ok=True)  # it tells of the run before
         self._link.begin()
         self._run = threading.Thread(target=self._conduct, args=(options,), daemon=True)
         self._run.start()
