@@ -200,6 +200,36 @@ def test_models_are_taken_home(ran: tuple[str, Path, str]) -> None:
     assert METRIC[kind] in printed.getvalue()
 
 
+def test_predictions_are_in_the_terms_of_the_data(ran: tuple[str, Path, str]) -> None:
+    kind, folder, _ = ran
+    data = arrays(kind)
+    model = folder / "pgfed/seed-0/models/client-0001.safetensors"
+    np.save(folder.parent / "new.npy", data["x"][:5])
+    if kind == "segmentation":
+        with inside(folder.parent), pytest.raises(SystemExit) as ended:
+            main(["predict", str(model), "new.npy", *ALLOW])
+        assert ended.value.code == 2
+        return
+    with inside(folder.parent) as printed:
+        call("predict", model, "new.npy")
+    found = list(csv.DictReader(io.StringIO(printed.getvalue())))
+    module, about = package.load(model)
+    with torch.no_grad():
+        out = module(torch.tensor(data["x"][:5])).double()
+    match kind:
+        case "multilabel":
+            assert list(found[0]) == ["file", "row", "0", "1", "2"]
+            said = [[float(row[k]) for k in "012"] for row in found]
+            np.testing.assert_allclose(said, torch.sigmoid(out), atol=1e-6)
+        case "regression":
+            scale, mean = about["task"]["target_scales"][0], about["task"]["target_means"][0]
+            said = [float(row["target"]) for row in found]
+            np.testing.assert_allclose(said, out[:, 0] * scale + mean, rtol=1e-5)
+        case _:
+            names = np.array(about["classes"])
+            assert [row["class"] for row in found] == names[out.argmax(1)].tolist()
+
+
 def allowing(kind: str) -> tuple[str, ...]:
     return ALLOW if kind == "segmentation" else ()
 

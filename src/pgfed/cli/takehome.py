@@ -155,14 +155,15 @@ def predict(
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
 ) -> None:
-    """Classify images, arrays or rows of tables: class and probability of each, as CSV."""
+    """Predict for images, arrays or rows of tables: classes with probabilities, or values; CSV."""
     from pgfed.engine.durable import write_atomic
     from pgfed.results.formats import count
     from pgfed.results.models import find_model
     from pgfed.takehome import predict as predictions
 
-    opened = find_model(model, client, method, seed, allowed(allow_module))
-    found = predictions.predict(opened, files, resize=resize, skip_bad=skip_bad)
+    trusted = allowed(allow_module)
+    opened = find_model(model, client, method, seed, trusted)
+    found = predictions.predict(opened, files, resize=resize, skip_bad=skip_bad, allowed=trusted)
     text = predictions.as_csv(found)
     if out is None:
         print(text, end="")
