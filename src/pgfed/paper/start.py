@@ -73,5 +73,6 @@ def _task(setup: Setup) -> Task:
         seed=experiment.seeds[0],
         example=federation.example(),
         head=experiment.model.head,
+        objective=setup.objective,
         device=experiment.engine.device,
     )
