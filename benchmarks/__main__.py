@@ -27,6 +27,7 @@ PARTS = {
     "workers": "Workers, and a busy machine",
     "server": "PGFed's server step",
     "scale": "Scale in clients",
+    "memory": "Data larger than memory",
     "checkpoint_cost": "What checkpoints cost",
     "ray_overhead": "A round on Ray",
     "flower_overhead": "A round on Flower",

@@ -19,11 +19,13 @@ from pgfed.config import experiment as experiments
 from pgfed.config.experiment import IN_MEMORY, from_dict
 from pgfed.config.schema import dotted
 from pgfed.config.tables import Data, Experiment
-from pgfed.data.datasets import Dataset
+from pgfed.data import memory
+from pgfed.data.dataset import Dataset, Options
 from pgfed.data.federation import Federation
+from pgfed.data.tables.schema import from_plain
 from pgfed.engine.callbacks import Callback
 from pgfed.engine.objective import targets_of
-from pgfed.engine.runs import Setup, divide, load_federation, prepare
+from pgfed.engine.runs import Setup, divide, load_federation, prepare, read_schema
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.model.networks import Factory
@@ -52,6 +54,8 @@ del OPTIONS["dataset"], OPTIONS["format"], OPTIONS["sweep"]
 def run(
     data: Any = None,
     *,
+    datasets: Mapping[str, Any] | None = None,
+    target: str | Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     rounds: int | None = None,
     out: str | Path | None = None,
@@ -62,8 +66,12 @@ def run(
 ) -> Result:
     """Train one model per client with each method, and compare.
 
-    ``data``: the name of a data set, ``npz:PATH``, ``folder:PATH``, arrays ``(x, y)`` or
-    ``(x, y, client)``, or a `Federation`; by default the built-in digits. ``options`` are the keys
+    ``data``: the name of a data set, ``KIND:PATH`` (npz, folder, csv, parquet), arrays ``(x, y)``
+    or ``(x, y, client)``, a DataFrame, or a `Federation`; by default the built-in digits. Or
+    ``datasets={"north": ..., ...}``, one per site: DataFrames, arrays ``(x, y)``, lists of pairs,
+    or torch's map-style data sets, which are copied once to a file in $TMPDIR. Memory-mapped arrays
+    stay in files. ``target``: the columns of a DataFrame that are predicted, unless ``schema`` (a
+    path, or what such a file holds) says so. ``options`` are the keys
     of the experiment file by their last name (``clients=10, alpha=0.3, lr=0.01, seeds=[0, 1]``),
     ``model`` (also a callable), ``data_seed``, ``models``, and
     ``method={"pgfed": {"mu": 0.05}}``. Without ``out`` nothing is written to disk.
@@ -74,6 +82,11 @@ def run(
     given = {**options, "methods": methods, "rounds": rounds}
     given = {key: value for key, value in given.items() if value is not None}
     model = given.pop("model", None)
+    if datasets is not None:
+        if data is not None:
+            raise UserError("data, datasets: found both; allowed: one of them")
+        data = datasets
+    schema = given.pop("schema") if isinstance(given.get("schema"), Mapping) else None
     if model is not None:
         given["model"] = _model_name(model) if callable(model) else model
     if data is not None:
@@ -82,8 +95,15 @@ def run(
     folder = None if out is None else choose(Path(out), experiment.name)
     federation = None
     if not (data is None or isinstance(data, str)):
-        federation, table = _federation(data, experiment, set(given))
+        known, table = read_schema(experiment.data, experiments.data_root(data_root))
+        if schema is not None:
+            known = from_plain(schema, "schema")
+        form = targets_of(experiment.task)
+        how = Options(skip_bad=table.skip_bad, schema=known, targets=form)
+        federation, table = _federation(data, replace(experiment, data=table), given, how, target)
         experiment = replace(experiment, data=table)
+    elif target is not None:
+        raise UserError("target: allowed with DataFrames; of files the schema says it")
     setup = prepare(
         experiment,
         experiments.data_root(data_root),
@@ -250,9 +270,15 @@ def _content(given: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _federation(data: Any, experiment: Experiment, given: set[str]) -> tuple[Federation, Data]:
+def _federation(
+    data: Any,
+    experiment: Experiment,
+    given: Mapping[str, Any],
+    options: Options,
+    target: str | Sequence[str] | None,
+) -> tuple[Federation, Data]:
     """The federation for data in memory, and the [data] table that tells of it."""
-    table, targets = experiment.data, targets_of(experiment.task)
+    table, targets = experiment.data, options.targets
     if isinstance(data, Federation):
         about = [key for key in OPTIONS if OPTIONS[key].startswith("data.") and key in given]
         if about:
@@ -263,16 +289,22 @@ def _federation(data: Any, experiment: Experiment, given: set[str]) -> tuple[Fed
                 f"of {data.targets}"
             )
         return data, replace(table, clients=len(data), partition="given")
+    if table.image_size is not None:
+        raise UserError("image_size: allowed with folder:PATH and office-home only")
+    target = [target] if isinstance(target, str) else target
+    if isinstance(data, Mapping):
+        return divide(memory.from_sites(data, options, target), table)
+    if memory.is_table(data):
+        return divide(memory.from_frames({"data": data}, None, options, target), table)
     if not (isinstance(data, tuple | list) and len(data) in (2, 3)):
         raise UserError(
             f"data: found {type(data).__name__}; allowed: a data set's name, (x, y), "
-            "(x, y, client) or a Federation"
+            "(x, y, client), a DataFrame or a Federation; datasets= takes one per site"
         )
-    if table.image_size is not None:
-        raise UserError("image_size: allowed with folder:PATH and office-home only")
     x, y, *client = (np.asarray(array) for array in data)
-    given_clients = client[0] if client else None
-    dataset = Dataset.from_arrays("data", x, y, client=given_clients, targets=targets)
+    dataset = Dataset.from_arrays(
+        memory.NAME, x, y, client=client[0] if client else None, targets=options.targets
+    )
     return divide(dataset, table)
 
 

@@ -8,7 +8,6 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from pgfed.errors import UserError
-
-SEARCHED = "PGFED_MODULE_PATH"  # how a federation's processes are told of --module-path
 
 
 def load_object(key: str, name: str) -> Any:
@@ -44,17 +41,6 @@ def search(folders: Iterable[Path]) -> None:
             raise UserError(f"--module-path: {folder}: no such folder")
         if str(place.resolve()) not in sys.path:
             sys.path.append(str(place.resolve()))
-
-
-def handed_on(folders: Iterable[Path]) -> dict[str, str]:
-    """The environment variable that tells a process of ours of these folders."""
-    places = [str(folder.expanduser().resolve()) for folder in folders]
-    return {SEARCHED: os.pathsep.join(places)} if places else {}
-
-
-def search_handed_on() -> None:
-    """Search the folders that the process which started this one was told of."""
-    search(Path(place) for place in os.environ.get(SEARCHED, "").split(os.pathsep) if place)
 
 
 # -- what others name --------------------------------------------------------------------------

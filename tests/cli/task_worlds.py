@@ -33,11 +33,16 @@ def arrays(kind: str, seed: int = 0) -> dict[str, NDArray[np.generic]]:
     values = np.einsum("nf,nfk->nk", x, slopes[client]) + 0.1 * rng.normal(size=(n, 3))
     y = {
         "classes": lambda: values.argmax(1),
-        "binary": lambda: np.where(values[:, 0] > 0, "sick", "healthy"),
+        # Half of each client's, so that all have both.
+        "binary": lambda: np.where(values[:, 0] > _medians(values[:, 0]), "sick", "healthy"),
         "multilabel": lambda: (values > 0).astype(np.int64),
         "regression": lambda: 100 + 20 * values[:, 0],
     }[kind]()
     return {"x": x.astype(np.float32), "y": y, "client": client, "split": split}
+
+
+def _medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.repeat(np.median(values.reshape(CLIENTS, SAMPLES), axis=1), SAMPLES)
 
 
 def write(folder: Path, kind: str, text: str = "", **changed: NDArray[np.generic]) -> Path:

@@ -78,7 +78,7 @@ def test_without_a_command_the_help_is_shown(pgfed: Command) -> None:
 
 def test_methods_has_one_line_each(pgfed: Command) -> None:
     lines = pgfed("methods").out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == list(algorithms.METHODS)
+    assert [line.split()[0] for line in lines[1:]] == list(algorithms.NAMES)
 
 
 @pytest.mark.parametrize("name", algorithms.METHODS)

@@ -25,7 +25,7 @@ BOTH = ["--set", 'methods=["pgfed", "local"]', *SMALL]
 def test_prints_the_table_the_verdict_and_the_folder(pgfed: Command, tmp_path: Path) -> None:
     done = pgfed("run", *BOTH)
     assert done.code == 0
-    assert re.search(r"last 10 rounds +best \(on test\) +gain over Local", done.out)
+    assert re.search(r"last 10 rounds +best \(on test\) +gain over local", done.out)
     assert re.search(r"^pgfed .* %", done.out, re.MULTILINE)
     assert "Run folder: runs/digits" in done.out
     assert re.search(r"^Federating (helped|harmed|made|did)", done.out, re.MULTILINE)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from pgfed.config.experiment import from_dict
-from pgfed.config.tables import Data
+from pgfed.config.tables import Data, Experiment
 from pgfed.data import matching
 from pgfed.data.dataset import Dataset
 from pgfed.data.datasets import load
@@ -276,7 +276,7 @@ def test_an_asked_partition_by_domain_cuts_the_sites(tmp_path: Path):
     data = Data(
         f"folder:{sites(tmp_path)}", partition="domain", clients=4, min_samples=1, alpha=9.0
     )
-    federation, _ = load_federation(data, tmp_path)
+    federation, _ = load_federation(Experiment(data=data), tmp_path)
     assert federation.client_labels is None
     assert federation.domains is not None
     assert federation.domains.tolist() == ["n", "n", "s", "s"]
@@ -285,4 +285,4 @@ def test_an_asked_partition_by_domain_cuts_the_sites(tmp_path: Path):
 def test_another_number_of_clients_than_sites_is_refused_with_a_way_out(tmp_path: Path):
     data = Data(f"folder:{sites(tmp_path)}", clients=5)
     with pytest.raises(UserError, match=r"names 2 clients.*another data\.partition"):
-        load_federation(data, tmp_path)
+        load_federation(Experiment(data=data), tmp_path)

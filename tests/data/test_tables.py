@@ -291,6 +291,14 @@ def test_a_run_on_tables_and_what_is_taken_home(banks: Path, pgfed):
     assert late["clients"][0]["table"]["numeric"]["amount"]["mean"] > own["gamma"]
 
 
+def test_a_model_of_arrays_takes_no_table(banks: Path, pgfed):
+    package.run("digits", methods=["fedavg"], rounds=1, clients=2, backend="serial", out="run")
+    given = ("evaluate", "run", "--client", "0", "--data", "banks/beta.csv")
+    assert "is a table, and no schema was agreed on" in pgfed(*given).line
+    given = ("predict", "run", "--client", "0", "banks/beta.csv")
+    assert "was not trained on a table" in pgfed(*given).line
+
+
 def test_another_schema_is_not_the_run(banks: Path, pgfed):
     (banks / "e.toml").write_text(EXPERIMENT)
     pgfed("run", "e.toml", "--out", "run", "--quiet")
@@ -305,3 +313,28 @@ def test_without_a_schema_the_proposal_is_used(banks: Path, caplog: pytest.LogCa
     result = package.run("csv:banks", methods=["fedavg"], rounds=1, backend="serial")
     assert "no data.schema; as proposed: target fraud; group customer" in caplog.text
     assert result.federation.input_shape == (4,)
+
+
+NASTY = [
+    b"", b"\n", b"a\n", b"a,b\n", b"\xff\xfe\x00", b"a,a\n1,2\n", b'"a,b\n1,2\n', b"\x00,\n1,2\n",
+    b"a,b\n1,2,3\n", b"y\n1\n2\n", b",\n,\n", b"a,y\ninf,1\n1e999,0\n", b'a,b\n"1,0\n2,1\n',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", NASTY)
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_file_that_is_no_table_is_one_line(tmp_path: Path, content: bytes, kind: str):
+    path = tmp_path / f"t.{kind}"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        load(f"{kind}:{path}", None)
+    assert str(error.value).startswith((str(path), f"{kind}:{path}"))
+
+
+def test_semicolons_and_tabs_are_read(tmp_path: Path):
+    for separator in ";\t":
+        path = tmp_path / "t.csv"
+        path.write_text(
+            separator.join("ab") + "\n" + "\n".join(f"{i}{separator}{i % 2}" for i in range(4))
+        )
+        assert len(load(f"csv:{path}", None).y) == 4

@@ -22,7 +22,7 @@ from pgfed.paper.printed import DATASETS, METHODS
 from pgfed.report import rendering as report
 from pgfed.results.progress import Progress
 
-NAMES = sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
+NAMES = sorted(path.stem for path in EXPERIMENTS.glob("e[0-9]*.toml"))  # the paper's
 STUDIES = {"e5-new-clients": new_clients, "e6-explicit": explicit}
 PAPER: dict[str, Any] = json.loads(
     files("pgfed.paper").joinpath("paper_tables.json").read_text(encoding="utf-8")

@@ -6,59 +6,48 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from flwr.app import Error, Message, RecordDict
-from flwr.serverapp import Grid
 
-from federation.flower_private import Run, TaskIdentity, message_from_proto, message_to_proto
+from federation.flower_private import TaskIdentity, message_from_proto, message_to_proto
 from pgfed.federation.site.answers import Site
 
 # (node, content of the message) -> content of the reply, an error, or None: no reply
 Answer = Callable[[RecordDict, int], RecordDict | Error | None]
 
 
-class LocalGrid(Grid):
+class LocalGrid:
     """Every node answers at once; messages make the way through protobuf all the same."""
 
     def __init__(self, answers: dict[int, Answer]) -> None:
         self.answers = answers
         self.replies: dict[str, Message] = {}
         self.sent: list[Message] = []
+        self.most: dict[str, int] = {}  # message -> bytes that its reply may have
+        self.forgotten: list[str] = []
         self._names = count()
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-
-    def set_run(self, run: Run) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Run:
-        raise NotImplementedError
-
-    def create_message(self, *args: object, **kwargs: object) -> Message:
-        raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.answers)
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        names = []
-        for message in messages:
-            name = f"message-{next(self._names)}"
-            message.metadata.__dict__["_message_id"] = name
-            message.metadata.__dict__["_src_node_id"] = 1
-            arrived = message_from_proto(message_to_proto(message))
-            self.sent.append(arrived)
-            node = message.metadata.dst_node_id
-            answer = self.answers[node](arrived.content, node)
-            if answer is not None:
-                reply = Message(answer, reply_to=arrived)
-                self.replies[name] = message_from_proto(message_to_proto(reply))
-            names.append(name)
-        return names
+    def push_message(self, message: Message, most: int) -> str:
+        name = f"message-{next(self._names)}"
+        self.most[name] = most
+        message.metadata.__dict__["_message_id"] = name
+        message.metadata.__dict__["_src_node_id"] = 1
+        arrived = message_from_proto(message_to_proto(message))
+        self.sent.append(arrived)
+        node = message.metadata.dst_node_id
+        answer = self.answers[node](arrived.content, node)
+        if answer is not None:
+            reply = Message(answer, reply_to=arrived)
+            self.replies[name] = message_from_proto(message_to_proto(reply))
+        return name
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self.replies.pop(name) for name in message_ids if name in self.replies]
+    def pull_message(self, name: str) -> Message | None:
+        return self.replies.pop(name, None)
 
-    def send_and_receive(self, *args: object, **kwargs: object) -> Iterable[Message]:
-        raise NotImplementedError
+    def forget(self, names: Iterable[str]) -> None:
+        self.forgotten += names
 
 
 def node_of(client: int) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from resource import RLIMIT_NOFILE, setrlimit
 from typing import Any, Self
 
 from federation import small
-from pgfed.federation.flower.processes import free_port
 from pgfed.federation.folders.folder import FederationFolder
 
 PGFED = [sys.executable, "-m", "pgfed", "federation"]
@@ -30,21 +33,16 @@ def until(happened: Callable[[], Any], what: str, seconds: float = PATIENCE) -> 
     return found
 
 
-def children(pid: int) -> dict[int, str]:
-    """The children of a process: id -> command line."""
-    found = {}
-    try:
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            found[int(child)] = " ".join(word.decode() for word in words)
-    except (FileNotFoundError, ProcessLookupError):
-        pass
-    return found
+def free_port() -> int:
+    """A port of this machine that nothing uses.
 
-
-def descendants(pid: int) -> list[int]:
-    near = list(children(pid))
-    return [*near, *(far for child in near for far in descendants(child))]
+    From below those that systems hand out by themselves: it is still free a little later.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Running:
@@ -54,15 +52,14 @@ class Running:
         self.path = path
         self.folder: FederationFolder = small.make(path, f"{host}:{free_port()}", **changes)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.seen: set[int] = set()  # descendants, some of which may outlive their parents
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes.values():
-            self.seen |= set(descendants(process.pid))
             if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
                 process.terminate()
         for process in self.processes.values():
             try:
@@ -70,40 +67,37 @@ class Running:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        until(lambda: not self.left_over(), "all processes have ended", 60)
-
-    def left_over(self) -> list[int]:
-        """Processes of ours that are still there; a zombie is not."""
-        alive = []
-        for pid in self.seen:
-            try:
-                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if state != "Z":
-                alive.append(pid)
-        return alive
 
     # -- starting ------------------------------------------------------------------------------
 
-    def start(self, name: str, *words: str, before: Sequence[str] = (), **env: str) -> None:
-        """Start `pgfed federation ...`, with ``before`` in front of it."""
+    def start(
+        self,
+        name: str,
+        *words: str,
+        program: Sequence[str] = PGFED,
+        before: Sequence[str] = (),
+        files: int = 0,
+    ) -> None:
+        """Start `pgfed federation ...`, with ``before`` in front; ``files``: it may have open."""
+        limit = (lambda: setrlimit(RLIMIT_NOFILE, (files, files))) if files else None
         with (self.path / f"{name}.out").open("wb") as out:
             self.processes[name] = subprocess.Popen(
-                [*before, *PGFED, *words],
+                [*before, *program, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **env},
+                preexec_fn=limit,
             )
 
-    def serve(self) -> None:
-        self.start("server", "server", str(self.folder.path))
+    def serve(self, *options: str, files: int = 0) -> None:
+        self.start("server", "server", str(self.folder.path), *options, files=files)
         until(lambda: self._ready("server", "ready at"), "the server is ready")
 
-    def site(self, client: int, *, before: Sequence[str] = (), **env: str) -> None:
+    def site(
+        self, client: int, *, program: Sequence[str] = PGFED, before: Sequence[str] = ()
+    ) -> None:
         path = small.site_path(self.folder.path, client)
-        self.start(f"site-{client}", "site", str(path), before=before, **env)
+        self.start(f"site-{client}", "site", str(path), program=program, before=before)
 
     def all(self) -> Self:
         """Server and three sites."""
@@ -129,6 +123,10 @@ class Running:
         assert self.processes[name].poll() is None, self.said(name)
         return text in self.said(name)
 
+    def are_here(self) -> bool:
+        """All sites have come to the server."""
+        return all("connected" in self.said(f"site-{i}") for i in range(small.SITES))
+
     def status(self) -> dict[str, Any]:
         path = self.folder.run / "status.json"
         return dict(json.loads(path.read_text())) if path.is_file() else {}
@@ -137,26 +135,20 @@ class Running:
         status = self.status()
         return bool(status) and status["sites"][client]["doing"] == what
 
-    def child(self, name: str, command: str) -> int:
-        """The child of this process whose command line holds this."""
-
-        def find() -> int | None:
-            found = children(self.processes[name].pid)
-            return next((pid for pid, line in found.items() if command in line), None)
-
-        pid = until(find, f"{name} has started {command}")
-        self.seen |= set(descendants(self.processes[name].pid))
-        return int(pid)
+    def kill(self, name: str) -> None:
+        """As the kernel does when memory runs out; nothing is left of it."""
+        self.processes[name].kill()
+        self.processes[name].wait(60)
 
     def catch(self, client: int) -> int:
-        """Stop a site's worker while it is training; its process id."""
-        pid = self.child(f"site-{client}", "pgfed.federation.site.worker")
+        """Stop a site while it is training; its process id."""
+        pid = self.processes[f"site-{client}"].pid
         while True:
             until(lambda: self.doing(client, "training"), f"client {client} is training")
             os.kill(pid, signal.SIGSTOP)
             # If its answer is on the way already, the server will have it in a moment.
             try:
-                until(lambda: not self.doing(client, "training"), "", 6)
+                until(lambda: not self.doing(client, "training"), "", 2)
             except AssertionError:
                 return pid
             os.kill(pid, signal.SIGCONT)

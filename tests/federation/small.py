@@ -93,6 +93,7 @@ def simulated(folder: FederationFolder) -> tuple[experiments.Experiment, Federat
         test_share=experiment.data.test_share,
         validation_share=experiment.data.validation_share,
         seed=experiment.data.seed,
+        stratify=experiment.data.stratify,
     )
 
 

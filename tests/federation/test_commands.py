@@ -139,28 +139,32 @@ def test_status_before_and_after_a_run(tmp_path, capsys):
     from pgfed.federation.site.answers import Site
 
     folder = small.make(tmp_path, rounds=1)
-    assert "no run yet" in pgfed(capsys, "status", folder.path)[1]
+    code, said = pgfed(capsys, "status", folder.path)
+    assert (code, "no run yet" in said) == (1, True)
     sites = [Site(small.site_folder(folder, i)) for i in range(small.SITES)]
     conduct(grid_of(sites), folder, Options())
     capsys.readouterr()
     code, said = pgfed(capsys, "status", folder.path)
-    assert code == 0
+    assert (code, "the server does not answer" in said) == (1, True)
     assert "finished: pgfed, seed 0, round 1 of 1" in said
     assert all(f"site-{i:02}" in said for i in range(small.SITES))
 
 
 def test_bad_data_ends_a_site_with_one_line(tmp_path):
-    """The worker finds out, and everything stops: exit code 2 is not tried again."""
+    """Exit code 2 is not tried again."""
     folder = small.make(tmp_path)
     site = small.site_path(folder.path, 0)
+    bad = tmp_path / "bad.npz"
+    bad.write_text("nonsense")
     done = subprocess.run(
-        [sys.executable, "-m", "pgfed", "federation", "site", site, "--data", "npz:none.npz"],
+        [sys.executable, "-m", "pgfed", "federation", "site", site, "--data", f"npz:{bad}"],
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 2
-    assert "none.npz does not exist" in done.stderr
+    assert "bad.npz" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_commands_start_without_torch_and_flower():

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from federation.running import Running, until
-from pgfed.federation.flower.processes import free_port
+from federation.running import Running, free_port, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 
@@ -29,7 +28,7 @@ def test_the_page_as_written(tmp_path):
     for code in blocks("python"):
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     federation = Running.__new__(Running)
-    federation.processes, federation.seen, federation.path = {}, set(), tmp_path
+    federation.processes, federation.path = {}, tmp_path
     commands = [
         line.replace("fed.example.org:8000", address)
         for block in blocks("sh")

@@ -10,14 +10,12 @@ import signal
 import subprocess
 import sys
 import uuid
-from pathlib import Path
 
 import pytest
 
 from federation import small
-from federation.running import Running, descendants, until
+from federation.running import Running, until
 from federation.small import assert_same_as_serial, history
-from pgfed.federation.flower.processes import environment, free_port
 from pgfed.federation.folders.keys import make_site_key
 from pgfed.methods import registry as algorithms
 
@@ -36,38 +34,27 @@ def test_every_method_end_to_end(tmp_path):
             assert_same_as_serial(federation.folder, method)
 
 
-def test_a_supernode_killed_in_a_round_and_restarted(tmp_path):
-    with Running(tmp_path, **ALL).all() as federation:
-        run = federation.run(*WAITS)
-        worker = federation.catch(1)
-        os.kill(federation.child("site-1", "flower-supernode"), signal.SIGKILL)
-        os.kill(worker, signal.SIGCONT)
-        assert run.wait(900) == 0, federation.said("run")
-        assert "asking again" in federation.said("run")
-        assert "the SuperNode ended with code -9" in federation.said("site-1")
-        assert_same_as_serial(federation.folder, "pgfed")
-
-
-def test_a_worker_killed_in_a_round(tmp_path):
+def test_a_site_killed_in_a_round_and_restarted(tmp_path):
+    """It is sent its message again as soon as it is back: nothing is missed."""
     with Running(tmp_path, **ALL).all() as federation:
         run = federation.run("--min-replies", "3", "--round-timeout", "150")
-        os.kill(federation.catch(1), signal.SIGKILL)
+        federation.catch(1)
+        federation.kill("site-1")
+        federation.site(1)
         assert run.wait(900) == 0, federation.said("run")
-        assert "the worker ended with code -9" in federation.said("site-1")
+        assert not [r["dropped"] for r in history(federation.folder, "pgfed") if r["dropped"]]
         assert_same_as_serial(federation.folder, "pgfed")
 
 
-def test_a_superlink_killed_in_a_round_and_resumed(tmp_path):
+def test_everything_killed_at_once(tmp_path):
     with Running(tmp_path, **ALL).all() as federation:
         run = federation.run(*WAITS)
         until(lambda: federation.status().get("round", 0) >= 1, "a round has been run")
-        until(lambda: federation.doing(1, "training"), "the next one goes on")
-        os.kill(federation.child("server", "pgfed.federation.flower.superlink"), signal.SIGKILL)
+        federation.catch(1)  # so that the next one goes on
+        for name in ("server", "site-0", "site-1", "site-2"):
+            federation.kill(name)
         assert run.wait(120) != 0
-        assert "go on with --resume" in federation.said("run")
-        assert federation.processes["server"].wait(60) == 1
-        until(lambda: not federation.left_over(), "the server app has ended with the SuperLink", 90)
-        federation.serve()
+        federation.all()
         federation.finish(*WAITS, "--resume")
         assert "going on after round" in federation.said("run")
         assert_same_as_serial(federation.folder, "pgfed")
@@ -76,9 +63,9 @@ def test_a_superlink_killed_in_a_round_and_resumed(tmp_path):
 def test_a_late_site_misses_the_round_and_is_back_later(tmp_path):
     with Running(tmp_path, rounds=5, **ALL).all() as federation:
         run = federation.run("--min-replies", "2", "--round-timeout", "40")
-        worker = federation.catch(1)
+        site = federation.catch(1)
         until(lambda: federation.status()["sites"][1]["missed"] == 1, "client 1 missed a round")
-        os.kill(worker, signal.SIGCONT)
+        os.kill(site, signal.SIGCONT)
         assert run.wait(900) == 0, federation.said("run")
         told = history(federation.folder, "pgfed")
         missed = {r["round"] for r in told for d in r["dropped"] if d["client"] == 1}
@@ -119,8 +106,7 @@ def test_strangers_and_impostors(tmp_path):
         federation.all()
         federation.finish("--round-timeout", "60")
         assert "claims to be client 0 but does not hold" in federation.said("run")
-        log = (stranger / "log" / "supernode.log").read_text()
-        assert "Failed to initialize the connection" in log
+        assert "the server refuses (401): this key is not admitted" in federation.said("site-1")
         told = history(federation.folder, "pgfed")
         assert [[d["client"] for d in r["dropped"]] for r in told] == [[1, 2]] * 3
         wanted = small.serial(federation.folder, "pgfed", lose=lambda t, i: i != 0)
@@ -128,33 +114,28 @@ def test_strangers_and_impostors(tmp_path):
         assert small.same(small.model_at(federation.folder, 0, "pgfed"), named)
 
 
-# Python runs this at its start: the site's worker turns bad in round 2.
+# Run in the place of `pgfed`: the site turns bad in round 2.
 POISON = """
-import sys
-if "pgfed.federation.site.worker" in sys.orig_argv:
-    from pgfed.federation.site.answers import Site
+from pgfed.cli.app import main
+from pgfed.federation.site.answers import Site
 
-    honest = Site._train
+honest = Site._train
 
-    def train(self, head, parts, node):
-        reply, results = honest(self, head, parts, node)
-        if head["round"] == 2:
-            results["update"]["w"][0] = float("nan")
-        return reply, results
+def train(self, head, parts, node):
+    reply, results = honest(self, head, parts, node)
+    if head["round"] == 2:
+        results["update"]["w"][0] = float("nan")
+    return reply, results
 
-    Site._train = train
+Site._train = train
+main()
 """
 
 
 def test_a_site_that_sends_nan(tmp_path):
-    hook = tmp_path / "hook"
-    hook.mkdir()
-    (hook / "sitecustomize.py").write_text(POISON)
     with Running(tmp_path / "f", **ALL) as federation:
         federation.site(0)
-        before = os.environ.get("PYTHONPATH")  # where the pgfed under test may lie
-        path = os.pathsep.join([str(hook), *([before] if before else [])])
-        federation.site(1, PYTHONPATH=path)
+        federation.site(1, program=[sys.executable, "-c", POISON, "federation"])
         federation.site(2)
         federation.serve()
         federation.finish("--min-replies", "2")
@@ -165,43 +146,6 @@ def test_a_site_that_sends_nan(tmp_path):
         for client in range(small.SITES):
             named = wanted.task.named(wanted.personal_model(client))
             assert small.same(small.model_at(federation.folder, client, "pgfed"), named)
-
-
-def test_with_flowers_own_commands(tmp_path):
-    """Stock SuperNodes, which start a process per message, and `flwr run`."""
-    with Running(tmp_path, rounds=2) as federation:
-        federation.serve()
-        folder = federation.folder
-        for client in range(small.SITES):
-            site = small.site_path(folder.path, client)
-            command = [
-                *("flower-supernode", "--superlink", folder.agreement.server),
-                *("--root-certificates", str(site / "ca.crt"), "--port", str(free_port())),
-                *("--auth-supernode-private-key", str(site / "site.key")),
-                *("--node-config", f"site='{site}'"),
-            ]
-            with (tmp_path / f"stock-{client}.out").open("wb") as out:
-                federation.processes[f"stock-{client}"] = subprocess.Popen(
-                    command, env=environment(tmp_path / f"flwr-{client}"), stdout=out, stderr=out
-                )
-        home = tmp_path / "flwr"
-        home.mkdir()
-        (home / "config.toml").write_text(
-            f'[superlink.here]\naddress = "{folder.agreement.server}"\n'
-            f'root-certificates = "{folder.server / "ca.crt"}"\n'
-        )
-        flwr = [str(Path(sys.executable).with_name("flwr")), "run", str(folder.app), "here"]
-        done = subprocess.run(
-            [*flwr, "--run-config", "min-replies=2", "--stream"],
-            env=environment(home),
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-        assert federation.status().get("state") == "finished", done.stdout + done.stderr
-        assert_same_as_serial(folder, "pgfed")
-        for client in range(small.SITES):
-            federation.seen |= set(descendants(federation.processes[f"stock-{client}"].pid))
 
 
 def test_without_tls_on_loopback(tmp_path):
@@ -263,8 +207,8 @@ def test_a_cable_is_cut_and_mended(tmp_path, namespace):
         for path in ("control/list-runs", "runtime/acquire-task", "fleet/pull-messages"):
             command = [*inside, sys.executable, "-c", ASK, f"{url}/v1/{path}", ca]
             codes[path] = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-        assert codes["control/list-runs"] == codes["runtime/acquire-task"] == "403"
-        assert codes["fleet/pull-messages"] != "403"
+        assert codes["control/list-runs"] == codes["runtime/acquire-task"] == "404"
+        assert codes["fleet/pull-messages"] == "401"
         run = federation.run("--min-replies", "3", "--round-timeout", "60")
         until(lambda: federation.status().get("round", 0) >= 1, "a round has been run")
         until(lambda: federation.doing(2, "training"), "the next one goes on")

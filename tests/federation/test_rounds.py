@@ -159,7 +159,7 @@ FAULTS = {
     "other round": (changed(round=1), "round: found 1, asked for 2"),
     "empty": (without_update, "holds no update"),
     "site gone": (lambda reply: Error(5, "x"), "the site went away"),
-    "worker dead": (lambda reply: Error(8, "x"), "worker process died"),
+    "site failed": (lambda reply: Error(8, "x"), "x (Flower's error 8)"),
     "rubbish": (lambda reply: RecordDict({"x": ConfigRecord({})}), "unexpected record"),
     "negative time": (changed(seconds=-1.0), "seconds: -1.0"),
 }
@@ -196,12 +196,10 @@ def test_a_bad_reply_costs_its_site_the_round_and_nothing_else(tmp_path: Path, f
 
 
 class Twice(LocalGrid):
-    """Delivers every reply twice."""
+    """Delivers every reply again and again."""
 
-    def pull_messages(self, message_ids):
-        names = list(message_ids)
-        replies = [self.replies[n] for n in names if n in self.replies]
-        return replies + replies
+    def pull_message(self, name):
+        return self.replies.get(name)
 
 
 def test_a_reply_that_comes_twice_counts_once(tmp_path: Path):
@@ -340,11 +338,11 @@ class Crash(BaseException):
 class CrashingGrid(LocalGrid):
     left = 0
 
-    def push_messages(self, messages):
+    def push_message(self, message, most):
         if self.left == 0:
             raise Crash
         self.left -= 1
-        return super().push_messages(messages)
+        return super().push_message(message, most)
 
 
 def crash_and_resume(tmp_path: Path, message: int) -> bool:

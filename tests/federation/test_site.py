@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 from federation import small
 from pgfed.errors import UserError
-from pgfed.federation.flower.processes import environment
 from pgfed.federation.flower.records import pack, unpack
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import holds_claim, load_public
@@ -238,21 +237,19 @@ def test_a_module_that_the_experiment_names_is_imported_only_if_the_site_allows_
 
 
 def test_nothing_in_the_sites_folder_is_imported(made, tmp_path):
-    """Its worker is started there by start.sh."""
+    """It is started there by start.sh."""
     place = tmp_path / "site"
     shutil.copytree(small.site_path(made.path, 1), place)
     for name in ("tomli_w", "json", "httpx"):
         (place / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
-    words = [str(place), "npz:nowhere.npz", "127.0.0.1:1", "secret"]
     done = subprocess.run(
-        [sys.executable, "-m", "pgfed.federation.site.worker", *words],
+        [sys.executable, "-P", "-m", "pgfed", "federation", "site", ".", "--data", "npz:site.toml"],
         cwd=place,
-        env=environment(tmp_path / "flwr"),
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert (done.returncode, "nowhere.npz" in done.stderr) == (2, True)
+    assert (done.returncode, "site.toml" in done.stderr) == (2, True), done.stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -335,7 +332,7 @@ def test_every_site_trains_alone_as_in_simulation(made, site):
         base = round
     run = small.serial(made, "local")
     (scores,) = (ask(site, "score", w, round=5, base=5)[1]["alone"],)
-    assert scores["test_accuracy"] == run.score[1]
+    assert scores["test_score"] == run.score[1]
     assert scores["test_loss"] / scores["test_n"] == run.loss[1]
 
 

@@ -23,7 +23,7 @@ from pgfed.engine.backends import wire
 from pgfed.engine.backends.base import Payload, Serial
 from pgfed.engine.replies import MAX_SAMPLES, Form, collect, refusal, score_refusal
 from pgfed.engine.rounds import Run
-from pgfed.federation.flower.records import _UNREADABLE, RAW, BadRecord, field, pack, unpack
+from pgfed.federation.flower.records import RAW, UNREADABLE, BadRecord, field, pack, unpack
 from pgfed.methods.registry import get
 from pgfed.methods.values import Message, State
 from pgfed.model.kinds import CLASSES
@@ -271,7 +271,7 @@ def test_damaged_records(cases: int):
         try:
             proto.ParseFromString(mutate(raw, rng))
             content = recorddict_from_proto(proto)
-        except _UNREADABLE:  # by Flower: such a reply is dropped (`records.pull`)
+        except UNREADABLE:  # by Flower: such a reply is dropped (`records.pull`)
             return None
         found, _ = attempt(lambda: heard(content), BadRecord)
         return "refused" if found is None else "accepted"

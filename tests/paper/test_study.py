@@ -146,7 +146,7 @@ def test_each_arm_takes_its_own_best_step_length() -> None:
 
 def test_validation_data_chooses_even_where_test_data_disagrees(tmp_path: Path) -> None:
     data = {"dataset": f"npz:{contrary(tmp_path / 'contrary.npz')}", "validation_share": 0.25}
-    federation, _ = load_federation(from_dict({"data": data}).data, Path())
+    federation, _ = load_federation(from_dict({"data": data}), Path())
     task = make_task("mlp", federation.input_shape, 2, seed=0)
     found = explicit.study(
         task, federation, task.initial(), range(4), steps=6, rates=[0.0001, 0.5], mus=[0.5]
@@ -234,6 +234,7 @@ def test_the_command_explicit(tmp_path: Path, capsys: Any) -> None:
         (["--mu", "0"], "--mu: found '0'"),
         (["--from", "nowhere"], "nowhere: no such folder"),
         (["--from", "nowhere", "--set", "rounds=3"], "--from: the run is already there"),
+        (["--smoke", "--set", "task.metric=auc"], "task: found classes, judged by auc; allowed"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -320,10 +321,12 @@ def test_curves_are_means_over_clients_and_seeds() -> None:
 
 def test_new_clients_take_no_part(tmp_path: Path) -> None:
     data = {"clients": 10, "new_clients": 0.25}
-    table = from_dict({"data": data}).data
+    experiment = from_dict({"data": data})
+    table = experiment.data
     assert [table.first_new(n) for n in (10, 100, 1, 3)] == [8, 75, 0, 2]
-    some, resolved = load_federation(table, Path())
-    everyone, _ = load_federation(replace(table, new_clients=0.0), Path())
+    some, resolved = load_federation(experiment, Path())
+    all_of_them = replace(experiment, data=replace(table, new_clients=0.0))
+    everyone, _ = load_federation(all_of_them, Path())
     assert (len(some), len(everyone)) == (8, 10)
     assert (resolved.clients, resolved.new_clients) == (10, 0.25)
     assert len(some.y) == everyone.bounds[7, 3]
@@ -336,7 +339,7 @@ def test_new_clients_take_no_part(tmp_path: Path) -> None:
                 assert torch.equal(a.y, b.y)
     assert some.counts().sum() == len(some.y)
     with pytest.raises(UserError, match=r"data\.new_clients: 0\.5 of 1 clients leaves none"):
-        load_federation(from_dict({"data": {"clients": 1, "new_clients": 0.5}}).data, Path())
+        load_federation(from_dict({"data": {"clients": 1, "new_clients": 0.5}}), Path())
 
 
 def test_the_domains_of_new_clients_go_along() -> None:
@@ -372,7 +375,7 @@ def test_the_command_new_clients(tmp_path: Path, capsys: Any) -> None:
     result = package.run(
         **division, new_clients=0.2, rounds=2, methods=["fedavg"], backend="serial"
     )
-    everyone, _ = load_federation(from_dict({"data": division}).data, Path())
+    everyone, _ = load_federation(from_dict({"data": division}), Path())
     test = everyone.test(4)
     x, y = test.batch(slice(None))
     model = result.global_model("fedavg")

@@ -98,7 +98,7 @@ def test_the_first_screen_says_it(html: str) -> None:
     text = " ".join(" ".join(Tags(html).text).split())
     start = text[:2600]
     assert "Federating helped 12 of 12 clients." in start
-    for heading in ("Last 10 rounds", "Best on test", "Gain over Local", "Sent (× FedAvg)"):
+    for heading in ("Last 10 rounds", "Best on test", "Gain over local", "Sent (× FedAvg)"):
         assert heading in start
     assert "fedavg-local" in start
 

@@ -243,7 +243,7 @@ def test_other_data_has_no_paper_but_for_the_bytes(group: Group, tmp_path: Path)
         "sent": "2.50",
         "sent_paper": "2.50",
     }
-    assert "The paper has no accuracies of digits, 12 clients" in render([group])
+    assert "The paper has no results on digits, 12 clients" in render([group])
     (alone,) = read([make_folder(tmp_path / "a", methods=["local", "pgfed"])])
     assert not against_paper(alone)
     assert "Beside the paper" not in render([alone])

@@ -116,7 +116,7 @@ def test_the_nearest_local_is_the_one_to_compare_with(tmp_path: Path) -> None:
     long = make_folder(tmp_path / "long", methods=["local", "pgfed"], rounds=30)
     (group,) = read([short, long])
     for method in group.methods:
-        local = group.local(method)
+        local = group.baseline(method)
         assert local is not None
         assert local.settings["rounds"] == method.settings["rounds"]
 

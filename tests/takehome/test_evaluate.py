@@ -195,7 +195,7 @@ def test_runs_without_local_or_without_their_data(pgfed: Command, tmp_path: Path
     np.savez("data.npz", **data)
     done = pgfed("evaluate", "run", "--client", 0, "--data", "npz:data.npz")
     assert done.code == 0
-    assert "Local was not among the methods" in done.out
+    assert "The run has no baseline" in done.out
 
 
 def test_a_client_without_test_data(pgfed: Command, tmp_path: Path) -> None:

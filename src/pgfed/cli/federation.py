@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,7 +48,7 @@ def init(
         str | None, typer.Option(metavar="CxHxW|F", help="The shape of one input.")
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Neither TLS nor keys; on one machine only.")
+        bool, typer.Option("--insecure", help="Without TLS; on one machine only.")
     ] = False,
     module_path: ModulePath = None,
 ) -> None:
@@ -71,12 +73,19 @@ def init(
 
 
 @group.command()
-def server(folder: Folder, module_path: ModulePath = None) -> None:
-    """Run the server (Flower's SuperLink) until stopped."""
-    from pgfed.federation.flower.processes import serve
+def server(
+    folder: Folder,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run that was interrupted, if any.")
+    ] = False,
+    module_path: ModulePath = None,
+) -> None:
+    """Run the server until stopped: it listens for the sites, and for this command's siblings."""
     from pgfed.federation.folders.folder import FederationFolder
+    from pgfed.federation.server.process import serve
 
-    serve(FederationFolder(folder), _say, module_path or ())
+    _log()
+    serve(FederationFolder(folder), _say, resume=resume)
 
 
 @group.command()
@@ -90,14 +99,15 @@ def site(
     ] = "",
     module_path: ModulePath = None,
 ) -> None:
-    """Run a site (Flower's SuperNode and a worker) until stopped. The data stays here."""
-    from pgfed.federation.flower.processes import attend
+    """Run a site until stopped. The data stays here."""
     from pgfed.federation.folders.folder import SiteFolder
+    from pgfed.federation.site.process import attend
 
     place = SiteFolder(folder)
     if not (data or place.file.data):
         raise UserError(f"--data: needed, or `data` in {folder / 'site.toml'}")
-    attend(place, data, _say, module_path or ())
+    _log()
+    attend(place, data, _say)
 
 
 @group.command()
@@ -118,41 +128,54 @@ def run(
 ) -> None:
     """Run the federation's experiment over the sites that are connected."""
     from pgfed.cli.terminal.federation import watch
-    from pgfed.federation.flower.control import Control
     from pgfed.federation.folders.folder import FederationFolder
 
     place = FederationFolder(folder)
     place.check_run(resume=resume)
     options: dict[str, Any] = {
         "resume": resume,
-        "round-timeout": float(round_timeout),
-        "min-replies": min_replies,
-        "keep-personal-models": keep_personal_models,
+        "round_timeout": round_timeout,
+        "min_replies": min_replies,
+        "keep_personal_models": keep_personal_models,
     }
-    if not watch(place, Control(place), options):
+    if not watch(place, options):
         raise typer.Exit(1)
 
 
 @group.command()
-def status(folder: Folder) -> None:
-    """Show how the federation stands, site by site."""
-    from rich.console import Console
-
+def status(
+    folder: Folder,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show how the federation stands, site by site; exit code 1 if something is wrong."""
     from pgfed.cli.terminal import federation as watching
     from pgfed.federation.folders.folder import FederationFolder
 
-    place = FederationFolder(folder)
-    content = watching.read(place)
-    if content is None:
-        print(f"{folder}: no run yet; `pgfed federation run {folder}` starts one")
-        return
-    Console().print(watching.table(content))
-    for message in content["messages"][-5:]:
-        print(message)
+    standing = watching.look(FederationFolder(folder))
+    if as_json:
+        print(json.dumps(standing))
+    else:
+        watching.show(standing)
+    if standing["wrong"]:
+        raise typer.Exit(1)
+
+
+def _log() -> None:
+    """What a process that runs for weeks says is dated."""
+    import logging
+
+    dated = logging.Formatter("%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(dated)
+    root = logging.getLogger("pgfed")
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    import logging
+
+    logging.getLogger("pgfed.federation").info(text)
 
 
 def _classes(text: str | None) -> list[str] | None:

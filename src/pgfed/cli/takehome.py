@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     run: Run,
     client: Annotated[
-        int | None, typer.Option(metavar="CLIENT", min=0, help="Whose model.")
+        str | None, typer.Option(metavar="NAME", help="The client's name, or its number.")
     ] = None,
     across: Annotated[
         bool, typer.Option("--across", help="Every client's model on every client's test data.")
@@ -109,7 +109,7 @@ def evaluate(
 
 def _across(
     run: Path,
-    client: int | None,
+    client: str | None,
     method: str | None,
     seed: int | None,
     data: str | None,

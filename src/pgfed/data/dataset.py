@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pgfed.data.files.mapped import converted
 from pgfed.data.tables.preparation import Columns
 from pgfed.data.tables.schema import Schema
 from pgfed.data.targets import Targets, check, shape_text
@@ -130,7 +131,7 @@ def _inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:
     if x.dtype == np.uint8:
         return x
     with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is reported below
-        x = np.asarray(x, dtype=np.float32)
+        x = converted(x, np.float32)
     if not (np.isfinite(x.min()) and np.isfinite(x.max())):
         bad = next(i for i, row in enumerate(x) if not np.isfinite(row).all())
         raise UserError(f"{name}: x holds NaN or infinite values, first in sample {bad}")
@@ -140,7 +141,7 @@ def _inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:
 def _tokens(name: str, x: NDArray[Any]) -> NDArray[np.int64]:
     if x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max:
         raise UserError(f"{name}: x holds {x.max()}; allowed: integers below 2^63")
-    return np.asarray(x, dtype=np.int64)
+    return converted(x, np.int64)
 
 
 def _fits(name: str, x: NDArray[Any], y: NDArray[Any]) -> None:

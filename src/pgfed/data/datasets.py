@@ -6,21 +6,33 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pgfed.data import OWN, own
 from pgfed.data.dataset import Dataset, Options, Targets, shape_text
 from pgfed.data.files import cifar, folder, idx, npz
+from pgfed.data.named import heart_disease, scikit
 from pgfed.data.tables.schema import Schema
 from pgfed.errors import NOTES, UserError, unknown
 
-__all__ = ["Dataset", "Targets", "describe", "is_present", "load", "names", "office_home_by_hand"]
+__all__ = [
+    "Dataset",
+    "Targets",
+    "describe",
+    "is_present",
+    "load",
+    "names",
+    "needs_no_files",
+    "office_home_by_hand",
+]
 
 # Where Debian's package `dataset-fashion-mnist` puts the IDX files.
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 OFFICE_HOME_FOLDERS = ("office-home", "OfficeHomeDataset_10072016")
 OFFICE_HOME_SIZE = 32
+INSIDE = "none: inside scikit-learn"
 
 _ORGANS = (
     *("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right"),
@@ -56,7 +68,7 @@ def load(
                 f"data.image_size: {name} comes in one size; allowed with folder:PATH and "
                 "office-home only"
             )
-    if schema is not None and kind not in ("csv", "parquet"):
+    if schema is not None and not own.is_table(name):
         raise UserError(f"data.schema: {name} is no table; allowed with csv:PATH and parquet:PATH")
     if own.is_own(name):
         return own.load(name, root, Options(targets, image_size, skip_bad, schema))
@@ -82,6 +94,11 @@ def is_present(name: str, root: Path | None) -> bool:
     return _SOURCES[name].present(root)
 
 
+def needs_no_files(name: str) -> bool:
+    """Whether a named data set comes with scikit-learn."""
+    return _SOURCES[name].files == INSIDE
+
+
 def describe(root: Path | None = None) -> list[dict[str, object]]:
     """One row per named data set, and whether its files are there."""
     return [
@@ -90,6 +107,7 @@ def describe(root: Path | None = None) -> list[dict[str, object]]:
             "what": source.what,
             "input": source.shape,
             "classes": source.classes,
+            "targets": source.targets,
             "samples": source.samples,
             "files": source.files,
             "present": source.present(root),
@@ -226,6 +244,15 @@ def _office_home(
     )
 
 
+def _heart_disease(root: Path | None) -> Dataset:
+    place = root or Path()
+    missing = next((path for path in heart_disease.paths(place) if not path.is_file()), None)
+    if root is None or missing is not None:
+        raise _missing("heart-disease", missing or heart_disease.FOLDER, root)
+    arrays: dict[str, Any] = dict(heart_disease.read(root))
+    return Dataset.from_arrays("heart-disease", **arrays, class_names=heart_disease.CLASSES)
+
+
 @dataclass(frozen=True)
 class _Source:
     what: str
@@ -268,7 +295,7 @@ _SOURCES = {
         shape=(1, 8, 8),
         classes=10,
         samples=1_797,
-        files="none: inside scikit-learn",
+        files=INSIDE,
         read=_digits,
         present=lambda root: True,
     ),
@@ -277,9 +304,39 @@ _SOURCES = {
         shape=(1, 8, 8),
         classes=10,
         samples=1_797,
-        files="none: inside scikit-learn",
+        files=INSIDE,
         read=_digit_styles,
         present=lambda root: True,
+    ),
+    "breast-cancer": _Source(
+        what="tumours, benign or malignant, at four clinics (scikit-learn)",
+        shape=(30,),
+        classes=2,
+        samples=569,
+        files=INSIDE,
+        read=lambda root: scikit.breast_cancer(),
+        present=lambda root: True,
+    ),
+    "diabetes": _Source(
+        what="a number to predict: progression of diabetes, at four practices (scikit-learn)",
+        shape=(10,),
+        classes=1,
+        samples=442,
+        files=INSIDE,
+        read=lambda root: scikit.diabetes(),
+        present=lambda root: True,
+        targets="values",
+    ),
+    "heart-disease": _Source(
+        what="heart disease, absent or present, at four hospitals (UCI)",
+        shape=(13,),
+        classes=2,
+        samples=740,
+        files="heart-disease/",
+        read=_heart_disease,
+        present=lambda root: (
+            root is not None and all(p.is_file() for p in heart_disease.paths(root))
+        ),
     ),
     "mnist": _idx_source("mnist", "handwritten digits", _DIGITS, "mnist/"),
     "fashion-mnist": _idx_source(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pgfed.data import DEFAULT_CLIENTS, partitions
 from pgfed.data.dataset import Dataset, Targets
+from pgfed.data.files import mapped
 from pgfed.data.partitions import Ints
 from pgfed.data.splits import Rules, Stratify, name_key, split
 from pgfed.data.tables.preparation import prepared
@@ -24,8 +25,6 @@ __all__ = ["PIXEL_SCALE", "Federation", "Shard", "build", "build_seat"]
 
 # Pixels 0..255 are divided by this, and 1 is subtracted: -1..1.
 PIXEL_SCALE = 127.5
-
-_CHUNK = 4_096  # samples moved at a time, so that memory holds no second copy of the data
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,14 +356,13 @@ def _made(dataset: Dataset, order: Ints, bounds: Ints) -> Federation:
 
 
 def _gather(x: NDArray[Any], order: Ints) -> NDArray[Any]:
-    """The samples in order, images with channels last."""
-    if x.ndim != 4:
-        return np.ascontiguousarray(x[order])
-    n, channels, height, width = x.shape
-    out = np.empty((n, height, width, channels), dtype=x.dtype)
-    for start in range(0, n, _CHUNK):
-        rows = slice(start, start + _CHUNK)
-        out[rows] = x[order[rows]].transpose(0, 2, 3, 1)
+    """The samples in order, images with channels last; on disk if they were."""
+    images = x.ndim == 4
+    n, *inner = x.shape
+    out = mapped.empty(x, (n, *inner[1:], inner[0]) if images else x.shape, x.dtype)
+    for start in range(0, n, mapped.CHUNK):
+        rows = slice(start, start + mapped.CHUNK)
+        out[rows] = x[order[rows]].transpose(0, 2, 3, 1) if images else x[order[rows]]
     return out
 
 

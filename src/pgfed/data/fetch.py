@@ -60,6 +60,8 @@ def _idx_files(base: str, *checksums: str) -> tuple[Remote, ...]:
     )
 
 
+_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
+
 SOURCES = {
     "mnist": Source(
         "mnist",
@@ -101,6 +103,27 @@ SOURCES = {
             ),
         ),
         unpack=True,
+    ),
+    "heart-disease": Source(
+        "heart-disease",
+        tuple(
+            Remote(f"{_UCI}/heart-disease/processed.{hospital}.data", f"sha256:{checksum}")
+            for hospital, checksum in (
+                (
+                    "cleveland",
+                    "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
+                ),
+                (
+                    "hungarian",
+                    "ca73b739efd8e29273aff13c1516a68e946be1786bda13a82f6f82173cd0dc6f",
+                ),
+                (
+                    "switzerland",
+                    "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314",
+                ),
+                ("va", "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f"),
+            )
+        ),
     ),
     "organamnist": Source(
         "organamnist.npz",
@@ -150,8 +173,8 @@ def fetch(
 
 
 def _source(name: str, root: Path, base_url: str | None) -> Source:
-    if name == "digits":
-        raise UserError("digits: comes with scikit-learn, nothing to fetch")
+    if name in datasets.names() and datasets.needs_no_files(name):
+        raise UserError(f"{name}: comes with scikit-learn, nothing to fetch")
     if name == "office-home":
         how = datasets.office_home_by_hand(root)
         raise UserError(f"office-home: has no direct download; {how}")

@@ -33,6 +33,11 @@ def load(
     Classes are mapped by their names; a site may lack some of them. Grey images are taken where
     colour was agreed on (nothing is lost), never the other way round.
     """
+    if schema is None and own.is_table(name):
+        raise UserError(
+            f"data: {name} is a table, and no schema was agreed on (data.schema); allowed: "
+            "npz:PATH or folder:PATH"
+        )
     options = Options(targets, image_size, skip_bad, schema)
     found = own.samples(name, root, options, key="data")
     x, y = found.x, found.y

@@ -9,6 +9,7 @@ from pgfed.data import OWN, READERS
 from pgfed.data.dataset import Dataset, Options, Samples
 from pgfed.errors import UserError
 
+TABLES = ("csv", "parquet")
 SUFFIXES = {".npz": "npz", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -16,6 +17,12 @@ def is_own(name: str) -> bool:
     """Does the name say KIND:PATH?"""
     kind, colon, _ = name.partition(":")
     return bool(colon) and kind in READERS
+
+
+def is_table(name: str) -> bool:
+    """Does the name say a table, by its kind or by what the file is called?"""
+    kind = name.partition(":")[0] if is_own(name) else SUFFIXES.get(Path(name).suffix)
+    return kind in TABLES
 
 
 def load(name: str, root: Path | None, options: Options = Options()) -> Dataset:  # noqa: B008

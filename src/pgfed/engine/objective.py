@@ -40,8 +40,13 @@ def with_scaling(table: Task, federation: Federation) -> Task:
     Regression's are standardised by constants that all clients have in common: declared, or in a
     simulation those of all training data, which is said.
     """
+    if table.kind == "binary" and table.positive is None:
+        return replace(table, positive=federation.positive)
     if table.kind != "regression" or table.target_means or table.target_scales:
         return table
+    if federation.target_scaling is not None:
+        means, spread = federation.target_scaling
+        return replace(table, target_means=means, target_scales=spread)
     parts = [federation.train(i).y for i in range(len(federation))]
     values = torch.cat(parts).double()
     scales = values.std(0, correction=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,11 @@ class Form:
             "gradient": self.layout.stepped,
         }
         return (parts[kind](self.shared).size,)
+
+    def size(self, declared: Mapping[str, Kind], message: Message) -> int:
+        """Bytes of the arrays of a reply that holds what is declared."""
+        arrays = [kind for kind in declared.values() if kind not in ("scalar", "count", "index")]
+        return sum(4 * math.prod(self.shape(kind, message)) for kind in arrays)
 
 
 def refusal(

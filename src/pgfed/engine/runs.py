@@ -31,7 +31,7 @@ from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
 from pgfed.model.layout import Layout
 from pgfed.model.networks import Factory, default_model, factory, make_task, vocabulary
-from pgfed.model.objectives import Objective
+from pgfed.model.objectives import BuiltIn, Objective
 
 FEW_SITES = 10  # fewer than this take part in every round, unless the experiment says otherwise
 DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -148,7 +148,8 @@ def prepare(
     objective = make_objective(table, federation.class_names)
     if experiment.attack.kind == "label-flip" and not objective.classifies:
         raise UserError("attack.kind: 'label-flip' needs classes; choose another")
-    table = replace(table, metric=objective.metric)
+    if isinstance(objective, BuiltIn):  # one of a user's own has no choice
+        table = replace(table, metric=objective.metric)
     experiment = replace(experiment, model=with_model(experiment.model, federation))
     built = factory(model or str(experiment.model.name), experiment.model.options)
     task = make_task(

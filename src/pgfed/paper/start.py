@@ -11,6 +11,7 @@ from pgfed.config import experiment as experiments
 from pgfed.config.tables import Experiment
 from pgfed.engine.runs import Setup, prepare
 from pgfed.errors import UserError
+from pgfed.model.metrics import ACCURACY
 from pgfed.model.networks import make_task
 from pgfed.model.task import Task
 from pgfed.modules import NONE, Allowed
@@ -37,7 +38,7 @@ class Start:
 def train(experiment: Experiment, folder: Path, root: Path, progress: Progress) -> None:
     """Run the experiment as `pgfed run` would, and keep its models."""
     output = replace(experiment.output, models="all")
-    setup = prepare(replace(experiment, output=output), root)
+    setup = _prepared(replace(experiment, output=output), root)
     with progress:
         record(setup, folder, [progress], warn=progress.warn)
 
@@ -46,7 +47,7 @@ def read(
     folder: Path, root: Path, methods: list[str] | None = None, allowed: Allowed = NONE
 ) -> Start:
     """The models of a run folder; ``methods``: of these only."""
-    setup = prepare(experiments.to_go_on(folder, allowed), root)
+    setup = _prepared(experiments.to_go_on(folder, allowed), root)
     task = _task(setup)
     models = {}
     for method in setup.methods if methods is None else methods:
@@ -62,6 +63,17 @@ def read(
                 raise UserError(f"{folder}: the data is not what the run was trained on any more")
             models[method, seed] = task.flat(kept.shared())
     return Start(folder, setup, models)
+
+
+def _prepared(experiment: Experiment, root: Path) -> Setup:
+    setup = prepare(experiment, root)
+    objective = setup.objective
+    if not objective.classifies or objective.metric != ACCURACY.name:
+        raise UserError(
+            f"task: found {setup.experiment.task.kind}, judged by {objective.metric}; allowed in "
+            "the paper's studies: classes, judged by accuracy"
+        )
+    return setup
 
 
 def _task(setup: Setup) -> Task:

@@ -161,7 +161,7 @@ def _setting(group: Group) -> list[str]:
             settings.setdefault(text, []).append(method.label)
     if not settings:
         return [
-            f"The paper has no accuracies of {group.title}; the bytes relative to FedAvg's do not "
+            f"The paper has no results on {group.title}; the bytes relative to FedAvg's do not "
             "depend on the data, but in the first round the server has no gradients to send: the "
             "fewer the rounds, the smaller the ratio."
         ]

@@ -93,7 +93,7 @@ def history_of(records: list[Record], where: object = "history") -> History:
                 for r in records
                 for d in r["dropped"]
             ],
-            health=_health(records, scored),
+            health=_health(records),
             left_out=[(int(r["round"]), i) for r in records for i in r.get("left_out", ())],
             clients=_client_curves(scored),
             sites=_sites(records),
@@ -106,7 +106,7 @@ def history_of(records: list[Record], where: object = "history") -> History:
         raise UserError(f"{where}: a record is damaged ({error})") from None
 
 
-def _health(records: Sequence[Record], scored: Sequence[Record]) -> Health:
+def _health(records: Sequence[Record]) -> Health:
     return Health(
         asked=sum(len(record["cohort"]) for record in records),
         refused=tuple(
@@ -115,8 +115,13 @@ def _health(records: Sequence[Record], scored: Sequence[Record]) -> Health:
             for drop in record["dropped"]
             if drop["client"] in record["cohort"] and not drop["reason"].startswith("score:")
         ),
-        diverged=int(scored[-1].get("diverged", 0)) if scored else 0,
+        diverged=next((int(r.get("diverged", 0)) for r in reversed(records) if _judged(r)), 0),
     )
+
+
+def _judged(record: Record) -> bool:
+    """Whether models were scored, be it that all of them had diverged."""
+    return record["mean_score"] is not None or "diverged" in record
 
 
 def troubles(label: str, each: Sequence[Health]) -> list[str]:

@@ -420,7 +420,7 @@ def _text(path: Path) -> str:
 
 
 def _column(rows: Sequence[Mapping[str, str]], name: str, path: Path) -> Floats:
-    """A column of clients.csv; an accuracy may be missing, a size may not."""
+    """A column of clients.csv; a score may be missing, a size may not."""
     try:
         values = np.array([float(row[name] or "nan") for row in rows])
     except ValueError as error:

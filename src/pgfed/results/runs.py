@@ -249,7 +249,10 @@ def evidence_of(run: Run) -> tuple[Evidence, dict[str, Floats]]:
 
     outcome = joined("outcome")
     assert outcome is not None, "every client has outcomes, be it none"
-    names = list(dict.fromkeys(name for _, numbers in found.values() for name in numbers))
+    # In an order that does not hang on who answers first, or for whom a metric is undefined.
+    known = dict.fromkeys(name for i in range(n) for name in found[i][1])
+    first = [name for name in run.task.objective.names if name in known]
+    names = [*first, *(name for name in known if name not in first)]
     evidence = Evidence(
         offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         outcome=outcome,

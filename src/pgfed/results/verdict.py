@@ -271,7 +271,8 @@ def caveats(group: Group) -> list[str]:
 
 def _undefined(group: Group) -> list[str]:
     """Clients on whose test data the metric says nothing."""
-    runs = [run for method in group.methods for run in method.runs.values()]
+    # Of one that diverged nothing is defined, which is said elsewhere.
+    runs = [run for method in group.methods if method.sound for run in method.runs.values()]
     names = list(dict.fromkeys(name for run in runs for name in undefined(run, group.clients)))
     if not names:
         return []

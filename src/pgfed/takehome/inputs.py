@@ -130,6 +130,8 @@ def _table(path: Path, model: Model, skip_bad: bool) -> Iterator[Input]:
                 f"{model.path.name} has no scaling of its own for {name!r}; allowed: the model of "
                 "one client, or a schema that agrees on means and scales"
             )
+    if (schema.width,) != model.manifest.shape:
+        raise UserError(f"{model.path.parent}: its table does not fit its model; damaged")
     bad = Bad(skip_bad)
     part = rows(path, frame(path, bad), schema, bad, targets=False)
     bad.settle(str(path))

@@ -159,7 +159,7 @@ def datasets(rows: Sequence[Mapping[str, Any]], root: Path) -> None:
             row["name"],
             row["what"],
             "x".join(map(str, row["input"])),
-            row["classes"],
+            row["classes"] if row["targets"] == "classes" else row["targets"],
             f"{row['samples']:,}",
             "yes" if row["present"] else "no",
             row["files"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from typing import Any
@@ -14,30 +13,77 @@ from rich.table import Table
 
 from pgfed.cli.terminal.experiment import outcomes
 from pgfed.errors import UserError
-from pgfed.federation.flower.control import Control
 from pgfed.federation.folders.folder import FederationFolder
-from pgfed.federation.server import status
+from pgfed.federation.server import control, status
 from pgfed.results.formats import duration, percent, size
 from pgfed.results.reader import load
 
 EVERY = 0.5  # seconds between two looks at the status
-ASK = 10  # looks between two questions to the SuperLink whether the run is still there
+AWAY = 60.0  # seconds without a sign of life after which a site is missed
 
 
-def read(folder: FederationFolder) -> dict[str, Any] | None:
-    return status.read(folder.run)
+# -- how it stands -----------------------------------------------------------------------------
 
 
-def watch(folder: FederationFolder, control: Control, options: dict[str, Any]) -> bool:
+def look(folder: FederationFolder) -> dict[str, Any]:
+    """What the server says, what is on record of the run, and what is wrong."""
+    server: dict[str, Any] | None = None
+    wrong: list[str] = []
+    try:
+        server = control.ask(folder, "status")
+    except UserError as error:
+        wrong.append(str(error))
+    run = status.read(folder.run)
+    if run is not None and not (server and server["running"]):
+        if run["state"] not in ("finished", "failed"):
+            run["state"] = "interrupted"
+        if run["state"] != "finished":
+            wrong.append(f"the run is {run['state']}: {run['error'] or 'go on with --resume'}")
+    if server is not None:
+        wrong += [_absence(site) for site in server["sites"] if not _is_here(site)]
+    return {"folder": str(folder.path), "server": server, "run": run, "wrong": wrong}
+
+
+def _is_here(site: dict[str, Any]) -> bool:
+    return site["age"] is not None and site["age"] <= AWAY and not site["refused"]
+
+
+def _absence(site: dict[str, Any]) -> str:
+    if site["refused"]:
+        return f"{site['name']} refused: {site['refused']}"
+    if site["age"] is None:
+        return f"{site['name']} is missing: no sign of life since the server's start"
+    return f"{site['name']} is missing: last sign of life {duration(site['age'])} ago"
+
+
+def show(standing: dict[str, Any]) -> None:
+    console = Console()
+    run, server = standing["run"], standing["server"]
+    if run is None:
+        place = standing["folder"]
+        print(f"{place}: no run yet; `pgfed federation run {place}` starts one")
+        if server is not None:
+            console.print(_signs(server))
+    else:
+        console.print(table(run, server))
+        for message in run["messages"][-5:]:
+            print(message)
+    for line in standing["wrong"]:
+        print(line)
+
+
+# -- a run, from its start to its end ----------------------------------------------------------
+
+
+def watch(folder: FederationFolder, options: dict[str, Any]) -> bool:
     """Start the run and show it until it ends; False if it failed. Ctrl+C leaves it running."""
-    (folder.run / status.FILE).unlink(missing_ok=True)
-    number = control.start(options)
+    control.ask(folder, "run", options=options)
     console = Console()
     try:
         with Live(console=console, auto_refresh=False, transient=True) as live:
-            _follow(folder, control, number, live)
+            _follow(folder, live)
     except UserError as error:
-        print(f"pgfed: {error}; then go on with --resume", file=sys.stderr)
+        print(f"pgfed: {error} Then go on with --resume", file=sys.stderr)
         return False
     except KeyboardInterrupt:
         console.print(
@@ -45,34 +91,34 @@ def watch(folder: FederationFolder, control: Control, options: dict[str, Any]) -
             "server stops it."
         )
         return True
-    content = read(folder)
+    content = status.read(folder.run)
     if content is None or content["state"] != "finished":
-        why = (content or {}).get("error") or f"see {folder.server / 'superlink.log'}"
+        why = (content or {}).get("error") or "see what the server said"
         print(f"pgfed: the run did not finish: {why}", file=sys.stderr)
         return False
-    console.print(table(content))
+    console.print(table(content, None))
     outcomes(load(folder.run))
     console.print("Each site holds its own model.")
     return True
 
 
-def _follow(folder: FederationFolder, control: Control, number: int, live: Live) -> None:
+def _follow(folder: FederationFolder, live: Live) -> None:
     """Show what is new until the run is over: a table on a terminal, lines elsewhere."""
     shown: list[str] = []
     head = ""
-    for look in itertools.count():
-        content = read(folder) or {}
+    while True:
+        server = control.ask(folder, "status")
+        content = status.read(folder.run) or {}
         for message in content.get("messages", []):
             if message not in shown:
-                live.console.print(message, highlight=False)
+                live.console.print(message, highlight=False, soft_wrap=True)
         shown = content.get("messages", shown)
         if content and live.console.is_terminal:
-            live.update(table(content), refresh=True)
+            live.update(table(content, server), refresh=True)
         elif content and headline(content) != head:
             head = headline(content)
-            live.console.print(head, highlight=False)
-        over = content.get("state") in ("finished", "failed")
-        if (over or look % ASK == 0) and control.state(number).startswith("finished"):
+            live.console.print(head, highlight=False, soft_wrap=True)
+        if not server["running"]:
             return
         time.sleep(EVERY)
 
@@ -86,24 +132,19 @@ def headline(content: dict[str, Any]) -> str:
     )
 
 
-def table(content: dict[str, Any]) -> Table:
-    """One line per site."""
-    shown = Table(
-        title=headline(content),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    for name in ("site", "here"):
+def table(content: dict[str, Any], server: dict[str, Any] | None) -> Table:
+    """One line per site; ``server``: who is there, as it knows now."""
+    shown = _table(headline(content))
+    for name in ("site", "seen"):
         shown.add_column(name, no_wrap=True)
     for name in ("samples", "rounds", "missed", "took", "down", "up", "accuracy"):
         shown.add_column(name, justify="right", no_wrap=True)
     shown.add_column("now")
-    for site in content["sites"]:
+    signs = server["sites"] if server is not None else [None] * len(content["sites"])
+    for site, sign in zip(content["sites"], signs, strict=True):
         shown.add_row(
             site["name"],
-            "yes" if site["here"] else "no",
+            _seen(sign),
             f"{site['n_train']:,}",
             str(site["rounds"]),
             str(site["missed"]),
@@ -114,3 +155,27 @@ def table(content: dict[str, Any]) -> Table:
             site["doing"],
         )
     return shown
+
+
+def _signs(server: dict[str, Any]) -> Table:
+    """Before the first run: who is there."""
+    shown = _table("")
+    shown.add_column("site", no_wrap=True)
+    shown.add_column("seen", no_wrap=True)
+    for sign in server["sites"]:
+        shown.add_row(sign["name"], _seen(sign))
+    return shown
+
+
+def _seen(sign: dict[str, Any] | None) -> str:
+    if sign is None:
+        return "?"
+    if sign["refused"]:
+        return "refused"
+    return "never" if sign["age"] is None else f"{duration(sign['age'])} ago"
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )

@@ -29,12 +29,12 @@ def method(name: str, summary: str, cls: type[Algorithm]) -> None:
             screen.print(table(("key", "default", "meaning", "allowed"), rows))
     leaving, once = explain.leaving(cls), explain.leaving_once(cls)
     if not leaving and not once:
-        screen.print("\nNothing leaves a client but its scores (samples, loss, accuracy).")
+        screen.print("\nNothing leaves a client but its scores (samples, loss, metrics).")
         return
     _list("\nLeaves a client in each round it takes part in:", leaving)
     if once:
         _list("\nLeaves each client once, after the last round, for the global model:", once)
-    beside = "Nothing else leaves a client but its scores (samples, loss, accuracy)."
+    beside = "Nothing else leaves a client but its scores (samples, loss, metrics)."
     _list(f"\n{beside} The server can see:", explain.seen(cls))
 
 

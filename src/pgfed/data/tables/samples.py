@@ -26,12 +26,20 @@ def samples(name: str, place: Path, options: Options) -> Samples:
 
 
 def from_tables(
-    name: str, tables: Mapping[Path, Any], sites: Sequence[str] | None, options: Options, bad: Bad
+    name: str,
+    tables: Mapping[Path, Any],
+    sites: Sequence[str] | None,
+    options: Options,
+    bad: Bad,
+    target: Sequence[str] | None = None,
 ) -> Samples:
-    """Tables by their names in messages; ``sites``: whose each of them is."""
+    """Tables by their names in messages; ``sites``: whose each of them is.
+
+    ``target``: what is to be predicted, where no schema says it.
+    """
     schema = options.schema
     if schema is None:
-        proposal = propose(tables)
+        proposal = propose(tables, target)
         schema = proposal.schema
         NOTES.info(f"{name}: no data.schema; as proposed: {_told(schema)}")
         for warning in proposal.warnings:

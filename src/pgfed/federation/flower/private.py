@@ -7,164 +7,376 @@ file's work. tests/federation/test_private.py names each need, and says what bre
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping
-from pathlib import Path
-from typing import Any
+import json
+import logging
+from collections.abc import Iterable
+from types import SimpleNamespace
 
-import httpx
-from flwr.app import Context, Error, Message
-from flwr.common.constant import ErrorCode, SubStatus
-from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    UnregisterNodeRequest,
+from cryptography.hazmat.primitives.asymmetric import ec
+from fastapi import FastAPI
+from flwr.app import Error, Message
+from flwr.app.message.message import remove_content_from_message
+from flwr.common.constant import (
+    HEARTBEAT_DEFAULT_INTERVAL,
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+    ErrorCode,
+    SubStatus,
 )
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
 )
-from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.linkstate import InMemoryLinkState
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    NOOP_FEDERATION_ID,
+    NodeStatus,
+    TaskType,
+)
+from flwr.supercore.error import http_error_translator
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_head_values_from_object_content,
+    get_object_id,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+    validate_object_content,
+)
+from flwr.supercore.object_store import NoObjectInStoreError, ObjectStore
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+from flwr.superlink.routers.fleet.router import router as fleet
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 
-from pgfed.engine.durable import sha256
+from pgfed.federation.flower.records import UNREADABLE
+from pgfed.federation.flower.shelf import Shelf
 
-COMPONENT = "pgfed"  # as it calls itself to Flower
-FLEET = "/v1/fleet/"  # where the SuperLink answers SuperNodes
-HEALTH = "/health"
-_ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-
-# An ASGI application, as uvicorn serves it
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Scope]]
-Send = Callable[[Scope], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-# -- the SuperLink -----------------------------------------------------------------------------
+FLEET = "/v1/fleet/"  # where Flower's interface for sites is
+KEY, STAMP, SIGNATURE = (
+    name.encode()
+    for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
+)
+AHEAD = SYSTEM_TIME_TOLERANCE  # seconds that a site's clock may be ahead of the server's
+BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE  # and behind
+CHUNK = 5 * 2**20  # bytes of an array that travel in one request
+MAX_OBJECTS = 10_000  # of one message: more than any model of ours is split into
+logging.getLogger("flwr").setLevel(logging.CRITICAL)  # we say what happens, in our own words
 
 
-def run_superlink(around: Callable[[App], App]) -> None:
-    """As `flower-superlink`, with the same arguments; what it serves is put into ``around``."""
-    import uvicorn
-    from flwr.superlink.cli import flower_superlink
-
-    serve = uvicorn.run
-    uvicorn.run = lambda app, **options: serve(around(app), **options)
-    flower_superlink()
+class Unreadable(Exception):
+    """What was received does not make a message; says why."""
 
 
-class ControlClient:
-    """The SuperLink's Control interface. All of it raises httpx.HTTPError."""
+# -- what lies at the server -------------------------------------------------------------------
 
-    def __init__(self, address: str, *, insecure: bool, authority: bytes | None) -> None:
-        self._client = ControlHttpClient.from_server_address(
-            server_address=address,
-            insecure=insecure,
-            root_certificates=authority,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name=COMPONENT)],
+
+class Store(ObjectStore):
+    """What sites are sent on one shelf, what they send on another.
+
+    Flower keeps both together, and believes what a site says of the children of an object: one
+    that announces another's array with made-up children spoils it. Here the shelf that sites read
+    is written by the server alone, and of the other, nothing but bytes is believed, by their hash.
+    """
+
+    def __init__(self) -> None:
+        self.asks, self.replies = Shelf(), Shelf()
+        self.trees: dict[str, ObjectTree] = {}
+
+    def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
+        names = {tree.object_id for tree in iterate_object_tree(object_tree)}
+        return self.replies.announce(object_tree.object_id, names)
+
+    def put(self, object_id: str, object_content: bytes) -> None:
+        if object_id != get_object_id(object_content):
+            raise ValueError("the content has another hash")
+        validate_object_content(object_content)
+        self.replies.put(object_id, object_content)
+
+    def get_object_tree(self, object_id: str) -> ObjectTree:
+        if object_id not in self.trees:
+            raise NoObjectInStoreError(object_id)
+        return self.trees[object_id]
+
+    def get(self, object_id: str) -> bytes | None:
+        return self.asks.get(object_id)
+
+    def delete(self, object_id: str) -> None:
+        """A site has its message. It stays until it is answered: the site may come again."""
+
+    def delete_objects_in_run(self, run_id: int) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.trees.clear()
+        self.asks.clear()
+        self.replies.clear()
+
+    def __contains__(self, object_id: str) -> bool:
+        return self.asks.get(object_id) is not None
+
+    def __len__(self) -> int:
+        return len(self.asks) + len(self.replies)
+
+
+class Link:
+    """Flower's link state in this process, with a node for each of these keys (PEM)."""
+
+    def __init__(self, keys: Iterable[bytes]) -> None:
+        self._store = Store()
+        self._state = InMemoryLinkState(NoOpFederationManager(simulation=False), self._store)
+        self.nodes = {
+            key: self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0) for key in keys
+        }
+        self._run = self._task = 0
+
+    def app(self) -> FastAPI:
+        """Flower's interface for sites as an ASGI app, and nothing else of Flower's."""
+        app = FastAPI(
+            docs_url=None,
+            redoc_url=None,
+            openapi_url=None,
+            middleware=[
+                Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
+                Middleware(ProtobufTranslationMiddleware),
+                Middleware(NodeAuthMiddleware),
+            ],
         )
+        app.state.linkstate_factory = SimpleNamespace(state=lambda: self._state)
+        app.state.enable_supernode_auth = True
+        app.include_router(fleet)
+        return app
+
+    # -- a run ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """From now on messages can be sent, from this process and one run at a time."""
+        self._run = self._state.create_run(
+            None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+        )
+        self._task = self._state.get_run_info(run_ids=[self._run])[0].primary_task_id or 0
+        if not (self._state.claim_task(self._task) and self._state.activate_task(self._task)):
+            raise RuntimeError("Flower does not start a run")
+        TaskIdentity.run_id, TaskIdentity.task_id = self._run, self._task
+        TaskIdentity.node_id = SUPERLINK_NODE_ID
+
+    def keep(self) -> None:
+        """To be called every half minute, or Flower gives up on the run."""
+        if self._task:
+            self._state.acknowledge_task_heartbeat(self._task)
+
+    def end(self) -> None:
+        self._state.finish_task(self._task, SubStatus.COMPLETED, "")
+        self._state.cleanup_run(self._run)
+        self._task = 0
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def online(self) -> set[int]:
+        info = self._state.get_node_info(statuses=[NodeStatus.ONLINE])
+        return {node.node_id for node in info}
+
+    def alive(self, node: int) -> None:
+        """There was a sign of life of it."""
+        self._state.acknowledge_node_heartbeat(node, HEARTBEAT_DEFAULT_INTERVAL)
+
+    def gone(self, node: int) -> None:
+        """So that it may come again at once: Flower admits only who is away."""
+        self._state.deactivate_node(node)
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> tuple[str, Message]:
+        """Lay a message ready for its node; its name, and what stands for it here."""
+        with no_object_id_recompute():
+            name: str = message.object_id
+            message.metadata.__dict__["_message_id"] = name
+            objects = get_all_nested_objects(message)
+            self._store.trees[name] = get_object_tree(message)
+            for missing in self._store.asks.announce(name, objects):
+                self._store.asks.put(missing, objects[missing].deflate())
+        bare = remove_content_from_message(message)
+        if self._state.store_message_ins(bare) is None:
+            self.forget(name, None)
+            raise Unreadable("the message could not be sent")
+        return name, bare
+
+    def send_again(self, bare: Message, reply: Message | None) -> None:
+        """As if it had never been delivered."""
+        name = bare.metadata.message_id
+        self._state.delete_messages({name})
+        if reply is not None:
+            self._store.replies.drop(reply.metadata.message_id)
+        bare.metadata.delivered_at = ""
+        self._state.store_message_ins(bare)
+
+    def reply(self, name: str) -> Message | None:
+        """The announced reply to this message, without its content; given once."""
+        found = self._state.get_message_res({name}, self._run)
+        return found[0] if found else None
+
+    def contents(self, reply: Message) -> dict[str, bytes] | None:
+        """All objects of a reply by their names; None as long as some are missing."""
+        found: dict[str, bytes] = {}
+        wanted = [reply.metadata.message_id]
+        while wanted:
+            name = wanted.pop()
+            if name in found:
+                continue
+            content = self._store.replies.get(name)
+            if not content:
+                return None
+            if len(found) == MAX_OBJECTS:
+                raise Unreadable(f"more than {MAX_OBJECTS} objects")
+            found[name] = content
+            wanted += get_object_head_values_from_object_content(content)[1]
+        return found
+
+    def forget(self, name: str, reply: Message | None) -> None:
+        """Nobody waits for an answer to this message any more."""
+        self._state.delete_messages({name})
+        if reply is not None:
+            self._store.replies.drop(reply.metadata.message_id)
+        self._store.asks.drop(name)
+        self._store.trees.pop(name, None)
+
+
+def inflate(reply: Message, contents: dict[str, bytes], most: int) -> Message:
+    """The message that these objects make; ``most``: bytes that its arrays may take.
+
+    An array may name one chunk many times, so that few bytes on the way become many in memory.
+    """
+    total = 0
+    for content in contents.values():
+        kind, children, length = get_object_head_values_from_object_content(content)
+        if kind == "Array":
+            body = json.loads(content[len(content) - length :])
+            total += sum(len(contents[children[i]]) for i in body["arraychunk_ids"])
+        if total > most:
+            raise Unreadable(f"its arrays take more than the {most} bytes expected")
+    name = reply.metadata.message_id
+    message = inflate_object_from_contents(name, contents)
+    if not isinstance(message, Message):
+        raise Unreadable(f"a {type(message).__name__}, not a message")
+    return message
+
+
+# -- a site ------------------------------------------------------------------------------------
+
+
+class Fleet:
+    """A site's connection. All of it raises httpx.HTTPError, or Unreadable."""
+
+    def __init__(
+        self,
+        address: str,
+        key: ec.EllipticCurvePrivateKey,
+        *,
+        insecure: bool,
+        authority: bytes | None,
+    ) -> None:
+        public = key.public_key()
+        self._key = public_key_to_bytes(public)
+        self._client = FleetHttpClient.from_server_address(
+            address, insecure, authority, interceptors=[NodeAuthHttpInterceptor(key, public)]
+        )
+        self._node = Node()
+
+    @property
+    def node(self) -> int:
+        """As the server calls this site; 0 until it has come."""
+        return int(self._node.node_id)
+
+    def come(self) -> None:
+        interval = HEARTBEAT_DEFAULT_INTERVAL
+        request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=interval)
+        self._node = Node(node_id=self._client.ActivateNode(request).node_id)
+
+    def go(self) -> None:
+        self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.node))
+
+    def live(self) -> None:
+        """Tell that this site is there while it is at work."""
+        interval = HEARTBEAT_DEFAULT_INTERVAL
+        self._client.SendNodeHeartbeat(
+            SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=interval)
+        )
+
+    def receive(self, seconds: float) -> Message | None:
+        """The next message, whole; None if there is none within the server's patience."""
+        try:
+            return self._receive(seconds)
+        except (ObjectPullError, *UNREADABLE) as error:
+            raise Unreadable(f"{type(error).__name__}: {error}") from None
+
+    def _receive(self, seconds: float) -> Message | None:
+        found = self._client.PullMessages(PullMessagesRequest(node=self._node))
+        if not found.messages_list:
+            return None
+        head, tree = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
+        pull = make_pull_object_fn_protobuf(
+            self._client.PullObject, self._node, head.metadata.run_id
+        )
+        names = list({tree.object_id for tree in iterate_object_tree(tree)})
+        contents = pull_objects(names, pull, max_time=seconds)
+        message = inflate_object_from_contents(tree.object_id, contents)
+        if not isinstance(message, Message):
+            raise Unreadable(f"a {type(message).__name__}, not a message")
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        return message
+
+    def answer(self, reply: Message) -> None:
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            objects, tree = get_all_nested_objects(reply), get_object_tree(reply)
+            pushed = self._client.PushMessages(
+                PushMessagesRequest(
+                    node=self._node,
+                    messages_list=[message_to_proto(remove_content_from_message(reply))],
+                    message_object_trees=[tree],
+                )
+            )
+            push = make_push_object_fn_protobuf(
+                self._client.PushObject, self._node, reply.metadata.run_id, pushed.session_id
+            )
+            try:
+                push_objects(objects, push, object_ids_to_push=set(pushed.objects_to_push))
+            except ObjectPushError as error:
+                raise Unreadable(str(error)) from None
 
     def close(self) -> None:
         self._client.close()
-
-    def nodes(self) -> list[Any]:
-        """Each with public_key (PEM), node_id, status and unregistered_at."""
-        return list(self._client.ListNodes(ListNodesRequest()).nodes_info)
-
-    def register(self, key: bytes) -> None:
-        self._client.RegisterNode(RegisterNodeRequest(public_key=key))
-
-    def unregister(self, node: int) -> None:
-        self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
-
-    def start(self, app: Path, options: dict[str, Any]) -> int:
-        """Start the app in this folder with these options; the number of Flower's run."""
-        from flwr.cli.build import build_fab_from_disk
-
-        bundle = build_fab_from_disk(app)
-        started = self._client.StartRun(
-            StartRunRequest(
-                fab=fab_to_proto(Fab(sha256(bundle), bundle, {})),
-                override_config=user_config_to_proto(options),
-                federation="",
-            )
-        )
-        return int(started.run_id)
-
-    def state(self, run: int) -> str:
-        """pending, starting, running, or finished:..."""
-        status = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
-        return f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)
-
-
-# -- a SuperNode -------------------------------------------------------------------------------
-
-
-class Queue:
-    """The messages that wait at the SuperNode at this address for its worker."""
-
-    def __init__(self, supernode: str, secret: bytes) -> None:
-        self._supernode = supernode
-        self._client = _runtime(
-            supernode,
-            SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE),
-        )
-
-    def take(self) -> Task | None:
-        """The next one, if one is there."""
-        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-        try:
-            token = self._client.AcquireTask(request).token
-        except httpx.TransportError:  # the SuperNode is not up yet, or starts again
-            return None
-        if not token:
-            return None
-        return Task(_runtime(self._supernode, RuntimeTokenHttpInterceptor(token)))
-
-
-class Task:
-    """One message that was taken, to be answered once."""
-
-    def __init__(self, client: RuntimeHttpClient) -> None:
-        self._client = client
-
-    def answer(self, reply: Callable[[Message, Context], Message]) -> None:
-        """Answer with what ``reply`` makes of it; raises httpx.HTTPError or RuntimeError.
-
-        Meanwhile the SuperNode hears that somebody is at work.
-        """
-        heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(self._client))
-        heartbeat.start()
-        try:
-            message, context, _, _ = pull_task_input(self._client)
-            push_message(self._client, reply(message, context), context)
-            push_task_output(self._client, context, SubStatus.COMPLETED, "")
-        finally:
-            with contextlib.suppress(RuntimeError):  # it had stopped by itself
-                heartbeat.stop()
-            self._client.close()
 
 
 def refusal(message: Message, why: str) -> Message:
     """The answer to what cannot be answered."""
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, why), reply_to=message)
-
-
-def _runtime(supernode: str, identity: ProtobufClientInterceptor) -> RuntimeHttpClient:
-    return RuntimeHttpClient.from_server_address(
-        server_address=supernode,
-        insecure=True,  # on this machine only; the secret and the token protect it
-        root_certificates=None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name=COMPONENT), identity],
-    )

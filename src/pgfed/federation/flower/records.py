@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from torch import Tensor
 
 from pgfed.errors import OneLine
 from pgfed.methods.values import State
 
+MESSAGE = "query.pgfed"  # the one kind of message; what it asks for is in its head
 RAW = "pgfed/little-endian"
 _TYPES: dict[str, tuple[torch.dtype, np.dtype[Any]]] = {
     "float32": (torch.float32, np.dtype("<f4")),
@@ -29,7 +29,7 @@ _TYPES: dict[str, tuple[torch.dtype, np.dtype[Any]]] = {
 _NAMES = {dtype: name for name, (dtype, _) in _TYPES.items()}
 
 # What Flower's own reading of a made-up message can end in; a broken connection is none of these.
-_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, DecodeError)
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, DecodeError)
 
 Head = dict[str, Any]  # what a message is about: strings, numbers, bytes
 
@@ -71,17 +71,34 @@ def unpack(content: RecordDict) -> tuple[Head, dict[str, State]]:
     return head, parts
 
 
-def pull(grid: Grid, names: Iterable[str]) -> Iterator[tuple[str, Message | BadRecord]]:
-    """The replies that are there, each with the name of the message that it answers.
+class Grid(Protocol):
+    """How a run reaches the sites; `grid.LinkGrid` is the real one."""
 
-    Fetched one by one: one that Flower itself cannot read must not take the others along.
-    """
+    def get_node_ids(self) -> Iterable[int]:
+        """The nodes that are there."""
+
+    def push_message(self, message: Message, most: int) -> str:
+        """Send it; its name, or "" if that cannot be. ``most``: bytes of the reply's arrays."""
+
+    def pull_message(self, name: str) -> Message | None:
+        """The reply to this message if it is there, once; raises BadRecord for a bad one."""
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Nobody waits for the replies to these messages any more."""
+
+
+def pull(grid: Grid, names: Iterable[str]) -> Iterator[tuple[str, Message | BadRecord]]:
+    """The replies that are there, each with the name of the message that it answers."""
     for name in names:
         try:
-            for reply in grid.pull_messages([name]):
-                yield reply.metadata.reply_to_message_id, reply
-        except _UNREADABLE as error:
+            reply = grid.pull_message(name)
+        except BadRecord as error:
+            yield name, error
+        except UNREADABLE as error:
             yield name, BadRecord(f"Flower cannot read its reply ({type(error).__name__})")
+        else:
+            if reply is not None:
+                yield name, reply
 
 
 def size(content: RecordDict) -> int:

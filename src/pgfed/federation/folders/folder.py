@@ -2,7 +2,7 @@
 
     DIR/federation.toml          what all agree on: seats, address, classes, shape of the inputs
     DIR/experiment.toml          what is trained
-    DIR/server/                  certificates, the sites' public keys, Flower's database
+    DIR/server/                  certificates, the sites' public keys, the server's socket
     DIR/sites/site-00/           handed to the site: its key, site.toml, experiment.toml, ca.crt,
                                  and schema.toml if the data are tables
     DIR/run/                     the run folder, as in simulation
@@ -57,7 +57,7 @@ class Agreement(Table):
     input: Literal["uint8", "float32", "int64"]  # uint8 pixels are scaled to [-1, 1]
     classes: list[str] = Field(min_length=1)  # a name for each output of the model
     targets: Literal["classes", "labels", "values", "masks"] = "classes"
-    insecure: bool = False  # neither TLS nor node authentication; on one machine only
+    insecure: bool = False  # without TLS; on one machine only
 
     @property
     def host(self) -> str:
@@ -102,7 +102,7 @@ class FederationFolder:
         self.agreement = read_table(self.path / "federation.toml", Agreement)
         check_insecure(self.agreement)
         self.server = self.path / "server"
-        self.app = self.server / "app"
+        self.socket = self.server / "control.sock"
         self.run = self.path / "run"
         self.experiment_file = self.path / "experiment.toml"
 
@@ -119,18 +119,6 @@ class FederationFolder:
             )
         if resume and not begun:
             raise UserError(f"{self.run} holds no run to go on with; leave out --resume")
-
-    @property
-    def address(self) -> str:
-        """The server, seen from its own machine."""
-        return f"127.0.0.1:{self.agreement.port}"
-
-    @property
-    def authority(self) -> bytes | None:
-        """The certificate that the server's is checked with; None without TLS."""
-        if self.agreement.insecure:
-            return None
-        return (self.server / "ca.crt").read_bytes()
 
 
 class SiteFolder:
@@ -149,7 +137,6 @@ class SiteFolder:
         self.authority = self.path / "ca.crt"
         self.states = self.path / "state"
         self.models = self.path / "models"
-        self.logs = self.path / "log"
         self.experiment_file = self.path / "experiment.toml"
 
     @property
@@ -241,7 +228,7 @@ def check_insecure(agreement: Agreement) -> None:
     if agreement.insecure and not is_loopback(agreement.host):
         raise UserError(
             f"insecure: the server's address {agreement.server} can be reached from other "
-            "machines; without TLS and keys only 127.0.0.1, ::1 and localhost are allowed"
+            "machines; without TLS only 127.0.0.1, ::1 and localhost are allowed"
         )
 
 
@@ -285,8 +272,6 @@ def init(
     write_atomic(
         path / "server" / "pgfed-server.service", templates.server_unit(agreement.federation)
     )
-    (path / "server" / "app").mkdir()
-    write_atomic(path / "server" / "app" / "pyproject.toml", templates.APP)
     for client in range(sites):
         name = site_name(client, sites)
         folder = path / "sites" / name

@@ -94,6 +94,11 @@ def load_public(path: Path) -> ec.EllipticCurvePublicKey:
     return key
 
 
+def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    """As Flower's clients send it."""
+    return key.public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
 # -- who a node is -----------------------------------------------------------------------------
 
 

@@ -24,37 +24,10 @@ SITE_HEAD = """\
 
 """
 
-# The bundle holds no code: server and sites run the pgfed that is installed with them.
-APP = """\
-[project]
-name = "pgfed-federation"
-version = "1.0.0"
-description = "Personalized federated learning"
-license = "Apache-2.0"
-dependencies = []
-
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[tool.flwr.app]
-publisher = "pgfed"
-flwr-version-target = "1.41.0"
-
-[tool.flwr.app.components]
-serverapp = "pgfed.federation.flower.apps:server"
-clientapp = "pgfed.federation.flower.apps:client"
-
-[tool.flwr.app.config]
-resume = false
-round-timeout = 600.0
-min-replies = 1
-keep-personal-models = false
-"""
-
 START = """\
 #!/bin/sh
-# Start this site and keep it running. Exit code 2 is a mistake in site.toml or in the data.
+# Start this site and keep it running. Exit code 2 is a mistake in site.toml or in the data; data
+# that is not there yet is waited for.
 cd "$(dirname "$0")" || exit 2
 until pgfed federation site . "$@"; do
     [ $? -eq 2 ] && exit 2
@@ -74,19 +47,51 @@ Wants=network-online.target
 [Service]
 User=pgfed
 WorkingDirectory=/srv/pgfed/{folder}
-ExecStart=/srv/pgfed/venv/bin/pgfed federation {command} /srv/pgfed/{folder}
+ExecStart=/srv/pgfed/venv/bin/pgfed federation {command}
 Restart=always
 RestartSec=10
 # A mistake in a file does not mend itself.
 RestartPreventExitStatus=2
+UMask=0077
+{limits}
 NoNewPrivileges=true
-ProtectSystem=strict
-ReadWritePaths=/srv/pgfed/{folder}
+CapabilityBoundingSet=
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=true
+RestrictSUIDSGID=true
+LockPersonality=true
+SystemCallArchitectures=native
 PrivateTmp=true
+PrivateDevices={no_devices}
+ProtectSystem=strict
+ProtectHome=read-only
+ProtectClock=true
+ProtectControlGroups=true
+ProtectHostname=true
+ProtectKernelLogs=true
+ProtectKernelModules=true
+ProtectKernelTunables=true
+ProtectProc=invisible
+ReadWritePaths=/srv/pgfed/{folder}
 
 [Install]
 WantedBy=multi-user.target
 """
+
+
+# The server holds all messages of a round: three to four times the model for each site, and
+# 0.3 GB for itself. Connections are bounded by the gate; each is a file.
+_SERVER_LIMITS = """\
+LimitNOFILE=65536
+# Room for the messages of a round; adapt it to the model and the number of sites.
+MemoryMax=4G
+TasksMax=256"""
+
+_SITE_LIMITS = """\
+LimitNOFILE=4096
+# Uncomment and adapt: 0.3 GB, the data, and what training takes.
+# MemoryMax=8G
+TasksMax=512"""
 
 
 def server_unit(federation: str) -> str:
@@ -94,7 +99,9 @@ def server_unit(federation: str) -> str:
         file="pgfed-server",
         description=f"Server of the federation {federation}",
         folder=federation,
-        command="server",
+        command=f"server /srv/pgfed/{federation} --resume",
+        limits=_SERVER_LIMITS,
+        no_devices="true",
     )
 
 
@@ -103,5 +110,7 @@ def site_unit(federation: str, name: str) -> str:
         file="pgfed-site",
         description=f"{name} of the federation {federation}",
         folder=name,
-        command="site",
+        command=f"site /srv/pgfed/{name}",
+        limits=_SITE_LIMITS,
+        no_devices="false",  # a GPU is one
     )

@@ -15,14 +15,21 @@ from typing import Any
 
 import torch
 from flwr.app import Message as FlowerMessage
-from flwr.serverapp import Grid
 
 from pgfed.engine.backends.base import Backend, Payload
 from pgfed.engine.client import ClientSide
-from pgfed.engine.replies import score_refusal
+from pgfed.engine.replies import Form, score_refusal
 from pgfed.federation.flower import records
-from pgfed.federation.flower.records import BadRecord, Head, pack, pull, unpack
-from pgfed.federation.server.seats import MESSAGE, Seats
+from pgfed.federation.flower.records import (
+    MESSAGE,
+    BadRecord,
+    Grid,
+    Head,
+    pack,
+    pull,
+    unpack,
+)
+from pgfed.federation.server.seats import Seats
 from pgfed.federation.server.status import Status
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.registry import BASELINE
@@ -30,7 +37,8 @@ from pgfed.methods.values import Message, State
 from pgfed.model.networks import Factory
 from pgfed.model.objectives import Objective
 
-POLL = 0.25  # seconds between two looks for replies
+POLL = 0.05  # seconds between two looks for replies
+LONGER = 60.0  # seconds that Flower keeps a message beyond its time, which is ours to end
 ATTEMPTS = 10  # how often a round that lacks replies is asked for
 
 # What a site's answer holds, and what people are told meanwhile.
@@ -41,6 +49,9 @@ _DOING = {
     "share": "sharing",
     "personal": "writing its model",
 }
+
+
+Asked = tuple[int, Head, float, int]  # client, head, when, bytes that the answer may have
 
 
 class QuorumError(Exception):
@@ -119,11 +130,14 @@ class Flower(Backend):
             got = len(clients) - len(missing)
             if got >= enough:
                 return
-            self._status.tell(f"round {round}: {got} replies, {enough} are needed; asking again")
+            named = ", ".join(self._status.site(i)["name"] for i in missing)
+            self._status.tell(
+                f"round {round}: {got} replies, {enough} are needed; asking {named} again"
+            )
             self._seats.wait(missing, self._timeout)
         raise QuorumError(
             f"round {round}: {got} of {len(clients)} sites replied, --min-replies is {enough}; "
-            "when they are back, go on with --resume"
+            f"missing: {named}; when they are back, go on with --resume"
         )
 
     def commit(self, round: int, clients: Sequence[int]) -> None:
@@ -134,50 +148,71 @@ class Flower(Backend):
         self, stage: str, round: int, clients: list[int], common: Message, payload: Payload
     ) -> Iterator[tuple[int, list[State]]]:
         """Ask these sites once; yield what comes back in time."""
+        asked = self._ask(stage, round, clients, common, payload)
+        end = time.monotonic() + self._timeout
+        try:
+            while asked and time.monotonic() < end:
+                replies = list(pull(self._grid, list(asked)))
+                for name, reply in replies:
+                    # A reply that comes twice is not in `asked` any more.
+                    if name not in asked:
+                        continue
+                    client, head, sent, most = asked.pop(name)
+                    try:
+                        if isinstance(reply, BadRecord):
+                            raise reply
+                        result = self._read(stage, client, head, reply, sent, most)
+                    except BadRecord as error:
+                        self._miss(stage, client, str(error))
+                        continue
+                    self._status.doing(client, "")
+                    if result:
+                        yield client, result
+                if not replies:
+                    time.sleep(POLL)
+                self._seats.look()
+            for client, *_ in asked.values():
+                self._miss(stage, client, self._late)
+        finally:
+            self._grid.forget(asked)
+
+    def _ask(
+        self, stage: str, round: int, clients: list[int], common: Message, payload: Payload
+    ) -> dict[str, Asked]:
+        """Send each of these sites its question; what was asked, by the message's name."""
         self._seats.look()
-        asked: dict[str, tuple[int, Head, float]] = {}
+        asked: dict[str, Asked] = {}
         for client in clients:
             node = self._seats.node(client)
             if node is None:
                 self._miss(stage, client, "not connected")
                 continue
             state, own = payload(client)
-            head = self._head(stage, round, client, state)
-            content = pack(head, message={**common, **own})
+            head, whole = self._head(stage, round, client, state), {**common, **own}
+            content = pack(head, message=whole)
             if stage == "train":
                 self.facts[client] = SiteFacts(bytes_down=records.size(content))
             message = FlowerMessage(
-                content, dst_node_id=node, message_type=MESSAGE, ttl=self._timeout
+                content, dst_node_id=node, message_type=MESSAGE, ttl=self._timeout + LONGER
             )
-            (name,) = self._grid.push_messages([message])
+            most = self._most(stage, whole)
+            name = self._grid.push_message(message, most)
             if name:
-                asked[name] = (client, head, time.monotonic())
+                asked[name] = (client, head, time.monotonic(), most)
                 self._status.doing(client, _DOING[stage])
             else:
                 self._miss(stage, client, "the message could not be sent")
-        end = time.monotonic() + self._timeout
-        while asked and time.monotonic() < end:
-            replies = list(pull(self._grid, list(asked)))
-            for name, reply in replies:
-                # A reply that comes twice is not in `asked` any more.
-                client, head, sent = asked.pop(name, (-1, {}, 0.0))
-                if client < 0:
-                    continue
-                try:
-                    if isinstance(reply, BadRecord):
-                        raise reply
-                    result = self._read(stage, client, head, reply, sent)
-                except BadRecord as error:
-                    self._miss(stage, client, str(error))
-                    continue
-                self._status.doing(client, "")
-                if result:
-                    yield client, result
-            if not replies:
-                time.sleep(POLL)
-            self._seats.look()
-        for client, _, _ in asked.values():
-            self._miss(stage, client, self._late)
+        return asked
+
+    def _most(self, stage: str, message: Message) -> int:
+        """Bytes of the arrays in the answer to this message."""
+        task, algorithm = self._side.task, self._side.algorithm
+        form = Form(task.layout, algorithm.shared, task.outputs, task.width)
+        if stage == "train":
+            return form.size(algorithm.leaves, message)
+        if stage == "share":
+            return form.size(algorithm.shares_of(task.layout), message)
+        return 4 * task.layout.n if stage == "personal" and self._copy else 0
 
     def _head(self, stage: str, round: int, client: int, state: State | None) -> Head:
         return {
@@ -199,12 +234,7 @@ class Flower(Backend):
 
     def _meaning(self, code: int, reason: str | None) -> str:
         """Flower's errors in our words; 3 and 4 are messages whose time was over."""
-        known = {
-            3: self._late,
-            4: self._late,
-            5: "the site went away",
-            8: "the site's worker process died",
-        }
+        known = {3: self._late, 4: self._late, 5: "the site went away"}
         return known.get(code, f"{reason or 'unknown'} (Flower's error {code})"[:300])
 
     def _miss(self, stage: str, client: int, reason: str) -> None:
@@ -212,11 +242,13 @@ class Flower(Backend):
         self._status.doing(client, reason)
 
     def _read(
-        self, stage: str, client: int, asked: Head, reply: FlowerMessage, sent: float
+        self, stage: str, client: int, asked: Head, reply: FlowerMessage, sent: float, most: int
     ) -> list[State]:
         """A site's answer to this question, in form; `Run` checks what it means."""
         if reply.has_error():
             raise BadRecord(self._meaning(reply.error.code, reply.error.reason))
+        if records.size(reply.content) > most:
+            raise BadRecord(f"its arrays take more than the {most} bytes expected")
         head, parts = unpack(reply.content)
         if "error" in head:
             raise BadRecord(str(head["error"])[:500])

@@ -1,4 +1,4 @@
-"""The server app: the rounds of all methods and seeds, over the sites that are there.
+"""The server's side of a run: the rounds of all methods and seeds, over the sites that are there.
 
 Rounds, checkpoints and the run folder are those of a simulation. What differs: states and models
 stay at the sites, `local` is trained alongside the first method, and everything that must outlast a
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
-
-from flwr.serverapp import Grid
 
 from pgfed.config.tables import FORMAT
 from pgfed.engine.callbacks import Callback, Record
@@ -23,6 +21,8 @@ from pgfed.engine.durable import write_atomic
 from pgfed.engine.rounds import Run
 from pgfed.engine.runs import Setup, run_method
 from pgfed.errors import UserError
+from pgfed.federation.flower.grid import Stopped
+from pgfed.federation.flower.records import Grid
 from pgfed.federation.folders.folder import RUN_FILE, FederationFolder, digest, load_experiment
 from pgfed.federation.folders.models import frozen_digests, make_model, model_of
 from pgfed.federation.server.backend import Flower, QuorumError, Replay
@@ -50,11 +50,6 @@ class Options:
     min_replies: int = 1  # a round with fewer is asked for again
     keep_personal_models: bool = False  # of the sites whose site.toml allows it
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Options:
-        known = {name: name.replace("_", "-") for name in cls.__dataclass_fields__}
-        return cls(**{k: config[v] for k, v in known.items() if v in config})
-
 
 def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     """Run the federation's experiment, or go on with it."""
@@ -72,6 +67,7 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
 
     folder.run.mkdir(exist_ok=True)
     run = _identify(folder.run, agreed)
+    _note(folder.run, options=asdict(options))
     status = Status(folder.run, folder.agreement.seats)
     with FederationRun(folder.run, setup, resume=options.resume, warn=status.tell) as keeper:
         try:
@@ -98,11 +94,32 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
                     keeper.run_unless_done(method, seed)
             keeper.close_up()
         except BaseException as error:
-            expected = isinstance(error, UserError | QuorumError)
+            expected = isinstance(error, UserError | QuorumError | Stopped)
             reason = str(error) if expected else f"{type(error).__name__}: {error}"
             status.write(state="failed", error=reason)
             raise
+        _note(folder.run, finished=True)
         status.write(state="finished")
+
+
+def unfinished(folder: FederationFolder) -> Options | None:
+    """How to go on with the run in the federation's folder, if there is one that is not over."""
+    if not (folder.run / RUN_FILE).is_file():
+        return None
+    noted = _noted(folder.run)
+    if noted.get("finished"):
+        return None
+    return replace(Options(**noted.get("options", {})), resume=True)
+
+
+def _noted(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / RUN_FILE).read_text())
+    return content
+
+
+def _note(folder: Path, **more: Any) -> None:
+    """In the file that says which run this is."""
+    write_atomic(folder / RUN_FILE, json.dumps({**_noted(folder), **more}) + "\n")
 
 
 def _identify(folder: Path, agreed: str) -> str:
@@ -111,13 +128,13 @@ def _identify(folder: Path, agreed: str) -> str:
     if not path.is_file():
         begun = {"run": secrets.token_hex(16), "digest": agreed}
         write_atomic(path, json.dumps(begun) + "\n")
-    content: dict[str, str] = json.loads(path.read_text())
+    content = _noted(folder)
     if content["digest"] != agreed:
         raise UserError(
             f"{folder} was begun with another federation.toml or experiment.toml; "
             "put that back, or move the folder away"
         )
-    return content["run"]
+    return str(content["run"])
 
 
 def _wait(seats: Seats, options: Options, status: Status) -> None:
@@ -127,7 +144,8 @@ def _wait(seats: Seats, options: Options, status: Status) -> None:
     here = len(seats.present())
     if here < options.min_replies:
         raise QuorumError(
-            f"{here} of {len(seats)} sites are here, --min-replies is {options.min_replies}"
+            f"{here} of {len(seats)} sites are here, --min-replies is {options.min_replies}; "
+            f"missing: {seats.missing()}"
         )
 
 
@@ -140,7 +158,7 @@ class FederationRun(RunWriter):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._describe(command="pgfed federation run")  # the real one holds a token of Flower's
+        self._describe(command="pgfed federation run")  # this process is the server's
         return self
 
     def _describe(self, **more: Any) -> None:

@@ -14,19 +14,26 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Message
-from flwr.serverapp import Grid
 
 from pgfed.data.federation import Federation
 from pgfed.engine.replies import MAX_SAMPLES
-from pgfed.federation.flower.records import BadRecord, Head, field, pack, pull, unpack
+from pgfed.federation.flower.records import (
+    MESSAGE,
+    BadRecord,
+    Grid,
+    Head,
+    field,
+    pack,
+    pull,
+    unpack,
+)
 from pgfed.federation.folders.folder import FederationFolder
 from pgfed.federation.folders.keys import holds_claim, load_public
 from pgfed.federation.server.status import Status
 
-LOOK = 1.0  # seconds between two looks at who is there
+LOOK = 0.5  # seconds between two looks at who is there
 AGAIN = 15.0  # seconds until a refused node is asked again
 PATIENCE = 600.0  # seconds a node may take to say who it is
-MESSAGE = "query.pgfed"
 
 
 class Seats:
@@ -62,6 +69,11 @@ class Seats:
         node = self._node.get(client)
         return node if node in self._online else None
 
+    def missing(self) -> str:
+        """The names of those who are not there."""
+        here = self.present()
+        return ", ".join(self._status.site(i)["name"] for i in range(len(self)) if i not in here)
+
     def present(self) -> list[int]:
         return [i for i in range(len(self)) if self.node(i) is not None]
 
@@ -84,6 +96,7 @@ class Seats:
         for message, (_, _, when) in list(self._asked.items()):
             if now - when > PATIENCE:
                 del self._asked[message]
+                self._grid.forget([message])
         self._status.places(self.present(), self.federation.n_train.tolist())
 
     def wait(self, wanted: Iterable[int], seconds: float) -> None:
@@ -99,7 +112,7 @@ class Seats:
         agreed = {"digest": self._digest, "frozen": self._frozen}
         head = {"stage": "hello", "run": self._run, "nonce": nonce, **agreed}
         message = Message(pack(head), dst_node_id=node, message_type=MESSAGE, ttl=PATIENCE)
-        (name,) = self._grid.push_messages([message])
+        name = self._grid.push_message(message, 0)  # nothing but numbers is expected
         if name:
             self._asked[name] = (node, nonce, now)
 

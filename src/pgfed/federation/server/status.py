@@ -14,7 +14,7 @@ FILE = "status.json"
 
 
 class Status:
-    """Kept up to date by the server app. Not synced to disk: it tells, nothing depends on it."""
+    """Kept up to date by a run. Not synced to disk: it tells, nothing depends on it."""
 
     def __init__(self, folder: Path, seats: int) -> None:
         self._path = folder / FILE
@@ -70,13 +70,13 @@ class Status:
             else:
                 site["missed"] += 1
         for i, facts in record["sites"].items():
-            if "accuracy" in facts:
-                self.site(i)["accuracy"] = facts["accuracy"]
+            if "score" in facts:
+                self.site(i)["accuracy"] = facts["score"]
         self.write(round=record["round"], accuracy=record["mean_score"])
 
     def tell(self, text: str) -> None:
         """A line for people."""
-        stamp = time.strftime("%H:%M:%S")
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         self.content["messages"] = [*self.content["messages"], f"{stamp} {text}"][-20:]
         print(stamp, text, flush=True)
         self.write()

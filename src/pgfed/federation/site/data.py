@@ -15,6 +15,14 @@ from pgfed.errors import UserError
 from pgfed.federation.folders.folder import SiteFolder
 
 
+def is_there(folder: SiteFolder, data: str) -> Path | None:
+    """None if the site's data is there; else the path that is missing, or an empty folder."""
+    name, at = (data, Path.cwd()) if data else (folder.file.data, folder.path)
+    path = at / Path(name.partition(":")[2]).expanduser()
+    missing = not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    return path if missing and ":" in name else None
+
+
 def load(folder: SiteFolder, name: str, data: Data, at: Path) -> Federation:
     """The site's samples in its seat, divided as the experiment says; ``at``: relative to where.
 

@@ -93,7 +93,7 @@ def _level(method: Method, most: float, style: Style, metric: Metric) -> Trace:
 def _caption(group: Group) -> str:
     leader = group.ranked[0] if group.ranked else group.methods[0]
     last = leader.mean_curve
-    caption = f"Mean {group.metric.title} over all clients of each client's own model."
+    caption = f"{sentence(group.metric.title)}, mean over all clients of each client's own model."
     if any(len(method.runs) > 1 for method in group.methods):
         caption += " Thick: mean over seeds; thin: single seeds."
     if last.rounds:

@@ -16,7 +16,7 @@ from pgfed.report.tables.cells import (
     seeds,
 )
 from pgfed.results.comparison import Group, Method
-from pgfed.results.formats import bare
+from pgfed.results.formats import bare, sentence
 from pgfed.results.runs import number
 from pgfed.results.statistics import Gain
 
@@ -83,8 +83,8 @@ def domains(group: Group) -> Table:
     names = domain_names(group)
     return fill(
         "domains-table",
-        f"Mean {group.metric.title} of the clients of each domain, at the method's best round on "
-        "test data.",
+        f"{sentence(group.metric.title)}, mean over the clients of each domain, at the method's "
+        "best round on test data.",
         [
             Column("method", "Method", "", lambda m: Cell(m.label)),
             *(domain(group, name) for name in names),

@@ -23,7 +23,7 @@ from pgfed.report.tables.cells import (
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
-from pgfed.results.formats import NONE
+from pgfed.results.formats import NONE, sentence
 from pgfed.results.history import Site
 from pgfed.results.runs import NO_ATTACK, RunData, SeedRun
 
@@ -193,9 +193,10 @@ def attack(group: Group) -> Table:
     """What an attack costs the honest clients, and what a defence saves."""
     return fill(
         "attack-table",
-        "Accuracy is the honest clients' mean over the last ten rounds; attackers, whom the seed "
-        "draws, are left out here and everywhere on this page. The difference is over the same "
-        "clients and seeds in a run that nobody attacked and nobody defended.",
+        f"{sentence(group.metric.title)} is the honest clients' mean over the last ten rounds; "
+        "attackers, whom the seed draws, are left out here and everywhere on this page. The "
+        "difference is over the same clients and seeds in a run that nobody attacked and nobody "
+        "defended.",
         _ATTACK,
         [(under.label, under) for under in _under_attack(group)],
     )

@@ -91,7 +91,7 @@ def _standing_columns(relative: str, group: Group) -> list[Column[_Standing]]:
     return [
         Column("method", "Method", "A control is another method without what that one claims",
                lambda s: Cell(s.method.label, note=s.note)),
-        Column("last10", "Last 10 rounds", f"Mean {metric.title} of the last ten rounds",
+        Column("last10", "Last 10 rounds", f"{sentence(metric.title)}, mean of the last ten rounds",
                lambda s: score(s.method, "last10", metric)),
         *median,
         Column("best", "Best on test", "Best round, chosen on test data as the paper does",
@@ -105,7 +105,7 @@ def _standing_columns(relative: str, group: Group) -> list[Column[_Standing]]:
                lambda s: integer(s.gain.harmed if s.gain else None)),
         Column("sent", f"Sent{relative}", "Bytes in both directions, all clients, one run",
                lambda s: s.sent),
-        Column("images_per_second", f"Images/s{relative}",
+        Column("images_per_second", f"Samples/s{relative}",
                "Training samples per second of client work", lambda s: s.speed),
     ]  # fmt: skip
 

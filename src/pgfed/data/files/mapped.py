@@ -1,0 +1,42 @@
+"""Arrays in files: what is made of one is a file, too."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+CHUNK = 4_096  # samples moved at a time, so that memory holds no second copy of the data
+
+
+def is_mapped(array: NDArray[Any]) -> bool:
+    """Does the array, or what it is a view of, lie in a file?"""
+    base: Any = array
+    while base is not None:
+        if isinstance(base, np.memmap):
+            return True
+        base = getattr(base, "base", None)
+    return False
+
+
+def on_disk(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """An array in a temporary file that goes with it."""
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
+
+
+def empty(like: NDArray[Any], shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """An array where ``like`` is: in memory or on disk."""
+    return on_disk(shape, dtype) if is_mapped(like) else np.empty(shape, dtype)
+
+
+def converted(array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
+    """The array as another type, where it is; itself if it has that type."""
+    if array.dtype == dtype or not is_mapped(array):
+        return np.asarray(array, dtype=dtype)
+    out = on_disk(array.shape, dtype)
+    for start in range(0, len(array), CHUNK):
+        out[start : start + CHUNK] = array[start : start + CHUNK]
+    return out

@@ -1,0 +1,1 @@
+"""Readers of single data sets that are known by name."""

@@ -1,0 +1,169 @@
+"""`pgfed federation server`: one process that serves the sites and runs the experiment.
+
+    sites -> gate (connections, TLS 1.3) -> guard (signatures, limits) -> Flower's interface
+                                                  Flower's link state <- grid <- the run's thread
+
+Our own commands reach it over a Unix socket; nothing else listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from pgfed.errors import UserError
+from pgfed.federation.flower.gate import Gate
+from pgfed.federation.flower.grid import LinkGrid, Stopped
+from pgfed.federation.flower.guard import Guard, Visitor
+from pgfed.federation.flower.private import Link
+from pgfed.federation.folders.folder import FederationFolder, is_loopback, site_name
+from pgfed.federation.folders.keys import load_public, public_pem
+from pgfed.federation.server.backend import QuorumError
+from pgfed.federation.server.conduct import Options, conduct, unfinished
+from pgfed.federation.server.control import Request, listening
+from pgfed.federation.server.status import FILE
+
+KEEP = 20.0  # seconds between two signs to Flower that the run goes on
+STOPPING = 10.0  # seconds that a run has to end when the server is stopped
+
+log = logging.getLogger(__name__)
+
+
+def serve(folder: FederationFolder, say: Callable[[str], None], *, resume: bool = False) -> None:
+    """Serve until told to stop; ``resume``: go on with a run that was interrupted."""
+    asyncio.run(Server(folder, say).serve(resume))
+
+
+class Server:
+    """The sites' keys, the way to them, and one run at a time."""
+
+    def __init__(self, folder: FederationFolder, say: Callable[[str], None]) -> None:
+        self._folder, self._say = folder, say
+        seats = folder.agreement.seats
+        keys = {i: load_public(folder.key(i)) for i in range(seats)}
+        pems = {i: public_pem(key) for i, key in keys.items()}
+        if len(set(pems.values())) < seats:
+            raise UserError(f"{folder.key(0).parent}: two sites have the same key")
+        self._link = Link(pems.values())
+        self._visitors = [
+            Visitor(site_name(i, seats), self._link.nodes[pems[i]], keys[i]) for i in range(seats)
+        ]
+        self._by_key = {pems[i]: visitor for i, visitor in enumerate(self._visitors)}
+        self._run: threading.Thread | None = None
+        self._began = time.time()
+
+    async def serve(self, resume: bool) -> None:
+        agreement, stop = self._folder.agreement, asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        self._grid = LinkGrid(self._link, self._visitors, loop)
+        guard = Guard(
+            self._link.app(),
+            self._by_key,
+            alive=lambda visitor: self._link.alive(visitor.node),
+            arrives=lambda visitor: self._link.gone(visitor.node),
+            wants=self._grid.send_again,
+        )
+        host = "127.0.0.1" if is_loopback(agreement.host) else "0.0.0.0"
+        gate = Gate(guard, host, agreement.port, self._tls())
+        async with (
+            listening(self._folder, {"run": self._begin, "status": self._status}),
+            _beside(gate.serve()),
+            _beside(self._keep()),
+        ):
+            self._say(f"ready at {agreement.server} for {agreement.seats} sites")
+            options = unfinished(self._folder) if resume else None
+            if options is not None:
+                self._say("going on with the run that was interrupted")
+                self._start(options)
+            await stop.wait()
+            await self._stop()
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if self._folder.agreement.insecure:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        place = self._folder.server
+        try:
+            context.load_cert_chain(place / "server.crt", place / "server.key")
+        except OSError as error:  # ssl.SSLError is one
+            raise UserError(f"{place / 'server.crt'}: cannot be used ({error})") from None
+        return context
+
+    # -- the run -------------------------------------------------------------------------------
+
+    @property
+    def _running(self) -> bool:
+        return self._run is not None and self._run.is_alive()
+
+    def _start(self, options: Options) -> None:
+        (self._folder.run / FILE).unlink(missing_ok=True)  # it tells of the run before
+        self._link.begin()
+        self._run = threading.Thread(target=self._conduct, args=(options,), daemon=True)
+        self._run.start()
+
+    def _conduct(self, options: Options) -> None:
+        try:
+            conduct(self._grid, self._folder, options)
+        except (UserError, QuorumError, Stopped) as error:
+            log.error("the run ended: %s", error)
+        except Exception:
+            log.exception("the run failed")
+        finally:
+            self._link.end()
+
+    async def _keep(self) -> None:
+        while True:
+            self._link.keep()
+            await asyncio.sleep(KEEP)
+
+    async def _stop(self) -> None:
+        """What counts is on disk: a run that does not end in time is left behind."""
+        self._grid.stop()
+        if self._run is not None:
+            await asyncio.to_thread(self._run.join, STOPPING)
+
+    # -- our own commands ----------------------------------------------------------------------
+
+    def _begin(self, request: Request) -> Request:
+        if self._running:
+            raise UserError(f"{self._folder.path}: a run is going on; `status` shows it")
+        options = Options(**request["options"])
+        self._folder.check_run(resume=options.resume)
+        self._start(options)
+        return {"options": asdict(options)}
+
+    def _status(self, request: Request) -> Request:
+        """Whether a run goes on, and for each site how long ago it gave a sign of life."""
+        now = time.monotonic()
+        sites: list[dict[str, Any]] = [
+            {
+                "name": visitor.name,
+                "age": None if visitor.seen is None else round(now - visitor.seen, 1),
+                "refused": visitor.refused,
+            }
+            for visitor in self._visitors
+        ]
+        return {"running": self._running, "up": round(time.time() - self._began), "sites": sites}
+
+
+@contextlib.asynccontextmanager
+async def _beside(work: Any) -> Any:
+    """Done meanwhile, and ended at the end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

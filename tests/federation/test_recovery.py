@@ -1,0 +1,90 @@
+"""Processes that are killed, and what `status` says of it. More of this is in test_faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+
+from federation import small
+from federation.running import PGFED, Running, until
+from federation.small import assert_same_as_serial, history
+
+
+def status(federation: Running) -> tuple[int, dict]:
+    """Exit code and what a program is told."""
+    done = subprocess.run(
+        [*PGFED, "status", str(federation.folder.path), "--json"], capture_output=True, text=True
+    )
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_server_is_killed_while_sites_work_and_goes_on_by_itself(tmp_path):
+    """Who is there is known from signs of life; sites come back, and the bits are the same."""
+    with Running(tmp_path, cohort=1.0) as federation:
+        federation.site(0)
+        federation.site(1)
+        federation.serve("--resume")  # there is nothing to go on with: it serves
+        until(lambda: "connected" in federation.said("site-0"), "site 0 is there")
+        until(lambda: "connected" in federation.said("site-1"), "site 1 is there")
+        code, told = status(federation)
+        assert code == 1
+        assert [line.partition(" is missing")[0] for line in told["wrong"]] == ["site-02"]
+        assert [site["age"] is None for site in told["server"]["sites"]] == [False, False, True]
+
+        federation.site(2)
+        run = federation.run("--min-replies", "3", "--round-timeout", "120")
+        until(lambda: federation.status().get("round", 0) >= 1, "a round has been run")
+        stopped = federation.catch(1)
+        code, told = status(federation)
+        assert (code, told["wrong"], told["run"]["state"]) == (0, [], "running")
+        federation.kill("server")
+        assert run.wait(60) == 1
+        assert "go on with --resume" in federation.said("run")
+        code, told = status(federation)
+        assert (code, told["server"], told["run"]["state"]) == (1, None, "interrupted")
+        assert "the server does not answer" in told["wrong"][0]
+
+        federation.serve("--resume")
+        assert "going on with the run" in federation.said("server")
+        os.kill(stopped, signal.SIGCONT)
+        until(lambda: federation.status()["state"] == "finished", "the run has ended")
+        assert_same_as_serial(federation.folder, "pgfed")
+        assert not [r["dropped"] for r in history(federation.folder, "pgfed") if r["dropped"]]
+        until(lambda: status(federation)[0] == 0, "all is well", 60)
+
+
+def test_a_second_start_with_the_same_key_and_data_that_comes_late(tmp_path):
+    with Running(tmp_path) as federation:
+        data = tmp_path / "data-0.npz"
+        data.rename(tmp_path / "not-mounted")
+        federation.site(0)
+        until(lambda: "is not there, or empty; waiting" in federation.said("site-0"), "it waits")
+        again = subprocess.run(
+            [*PGFED, "site", str(small.site_path(federation.folder.path, 0))],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert again.returncode == 2
+        assert "this site is running already" in again.stderr
+        (tmp_path / "not-mounted").rename(data)
+        until(lambda: "samples to train on" in federation.said("site-0"), "it has its data")
+        until(lambda: "cannot be reached" in federation.said("site-0"), "it looks for the server")
+        federation.serve()
+        until(lambda: "connected" in federation.said("site-0"), "it is there")
+
+
+def test_server_and_site_end_when_told_to(tmp_path):
+    """By systemd, or with Ctrl+C."""
+    with Running(tmp_path) as federation:
+        federation.site(0)
+        federation.serve()
+        until(lambda: "connected" in federation.said("site-0"), "it is there")
+        assert federation.folder.socket.is_socket()
+        for name, number in (("site-0", signal.SIGINT), ("server", signal.SIGTERM)):
+            federation.processes[name].send_signal(number)
+            assert federation.processes[name].wait(20) == 0, federation.said(name)
+            assert "Traceback" not in federation.said(name)
+        assert not federation.folder.socket.exists()
