@@ -184,6 +184,8 @@ def _warn(dataset: Dataset, order: Ints, bounds: Ints) -> None:
     for start, stop in bounds[:, 2:].tolist():
         part[start:stop] = True
     trained, tested = order[~part], order[part]
+    if not len(tested):
+        return
     if dataset.group is not None:
         # Two clients may call different patients the same.
         owner = np.repeat(np.arange(len(bounds)), bounds[:, 3] - bounds[:, 0])
