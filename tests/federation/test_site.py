@@ -332,7 +332,7 @@ def test_every_site_trains_alone_as_in_simulation(made, site):
         base = round
     run = small.serial(made, "local")
     (scores,) = (ask(site, "score", w, round=5, base=5)[1]["alone"],)
-    assert scores["test_accuracy"] == run.score[1]
+    assert scores["test_score"] == run.score[1]
     assert scores["test_loss"] / scores["test_n"] == run.loss[1]
 
 

@@ -360,8 +360,7 @@ def _gather(x: NDArray[Any], order: Ints) -> NDArray[Any]:
     images = x.ndim == 4
     n, *inner = x.shape
     out = mapped.empty(x, (n, *inner[1:], inner[0]) if images else x.shape, x.dtype)
-    for start in range(0, n, mapped.CHUNK):
-        rows = slice(start, start + mapped.CHUNK)
+    for rows in mapped.chunks(x):
         out[rows] = x[order[rows]].transpose(0, 2, 3, 1) if images else x[order[rows]]
     return out
 

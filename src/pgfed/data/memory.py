@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pgfed.data.dataset import Dataset, Options, Samples
-from pgfed.data.files.mapped import CHUNK, is_mapped, on_disk
+from pgfed.data.files.mapped import chunks, is_mapped, on_disk
 from pgfed.data.tables.reading import Bad
 from pgfed.data.tables.samples import from_tables
 from pgfed.errors import UserError
@@ -131,8 +131,8 @@ def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     out = on_disk(shape, kind)
     start = 0
     for part in parts:
-        for first in range(0, len(part), CHUNK):
-            rows = part[first : first + CHUNK]
-            out[start + first : start + first + len(rows)] = rows
+        mine = out[start : start + len(part)]
+        for rows in chunks(part):
+            mine[rows] = part[rows]
         start += len(part)
     return out

@@ -46,7 +46,7 @@ class Rules:
     def enough(self) -> int:
         """How many samples of a class give one to test and one to train on."""
         shares = [s for s in (self.test_share, 1 - self.test_share, self.validation_share) if s]
-        return int(np.ceil(1 / min(shares) - 1e-9))
+        return int(np.ceil(min(1 / min(shares), 1e9) - 1e-9))
 
 
 def split(
@@ -184,6 +184,8 @@ def _warn(dataset: Dataset, order: Ints, bounds: Ints) -> None:
     for start, stop in bounds[:, 2:].tolist():
         part[start:stop] = True
     trained, tested = order[~part], order[part]
+    if not len(tested):
+        return
     if dataset.group is not None:
         # Two clients may call different patients the same.
         owner = np.repeat(np.arange(len(bounds)), bounds[:, 3] - bounds[:, 0])

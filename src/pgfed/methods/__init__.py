@@ -1,6 +1,7 @@
 """The methods: what one is, the steps they share, and one file for each.
 
-What a method of one's own needs can be imported from here: the contract, `sgd`, `Terms`, `Step`.
+What a method of one's own needs can be imported from here: the contract, `sgd`, `Terms`, `Step`,
+`Descent`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo, need_base
     from pgfed.methods.randomness import Rng, ServerRng
     from pgfed.methods.settings import TrainConfig
-    from pgfed.methods.steps import NONE, Step, Terms, head_then_base, sgd
+    from pgfed.methods.steps import NONE, Descent, Step, Terms, head_then_base, sgd
     from pgfed.methods.values import Kind, Message, State, Update
     from pgfed.model.layout import Layout
     from pgfed.model.task import Task
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Algorithm": "pgfed.methods.contract",
     "ClientInfo": "pgfed.methods.contract",
+    "Descent": "pgfed.methods.steps",
     "FederationInfo": "pgfed.methods.contract",
     "Kind": "pgfed.methods.values",
     "Layout": "pgfed.model.layout",
@@ -47,6 +49,7 @@ __all__ = [
     "NONE",
     "Algorithm",
     "ClientInfo",
+    "Descent",
     "FederationInfo",
     "Kind",
     "Layout",

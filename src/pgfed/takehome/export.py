@@ -64,8 +64,11 @@ def export(model: Model, kind: str, out: Path | None) -> Exported:
 
 
 def _about(model: Model) -> dict[str, Any]:
-    wanted = ("method", "round", "seed", "input_shape", "classes", "normalisation", "image_size")
-    return {**{key: model.entry[key] for key in wanted}, "sha256": model.entry["sha256"]}
+    wanted = (
+        *("method", "round", "seed", "input_shape", "classes", "targets", "normalisation"),
+        *("table", "image_size", "sha256"),
+    )
+    return {key: model.entry[key] for key in wanted}
 
 
 def _program(module: nn.Module, shape: tuple[int, ...]) -> ExportedProgram:

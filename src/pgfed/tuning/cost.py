@@ -44,7 +44,13 @@ def estimate(setup: Setup) -> list[Estimate]:
     """One per method."""
     probe = _probe_federation(setup)
     engine = setup.experiment.engine
-    backend = Serial(probe, setup.model, device=engine.device, head=setup.experiment.model.head)
+    backend = Serial(
+        probe,
+        setup.model,
+        device=engine.device,
+        head=setup.experiment.model.head,
+        objective=setup.objective,
+    )
     return [_method(setup, backend, name, method) for name, method in setup.methods.items()]
 
 

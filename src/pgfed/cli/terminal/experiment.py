@@ -119,12 +119,12 @@ def clients(federation: Federation) -> None:
         head += ["classes", "samples per class"]
     extra = [
         (title, key)
-        for title, key in (("label", "label"), ("domain", "domain"), ("validation", "n_validation"))
+        for title, key in (("domain", "domain"), ("validation", "n_validation"))
         if any(row.get(key) for row in rows)
     ]
     shown = []
     for row in rows[:MANY_CLIENTS]:
-        cells = [row["client"], row["n_train"], row["n_test"]]
+        cells = [row.get("label", row["client"]), row["n_train"], row["n_test"]]
         if classes:
             cells += [row["classes"], _shares(row, names)]
         shown.append([*cells, *(row[key] for _, key in extra)])

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-CHUNK = 4_096  # samples moved at a time, so that memory holds no second copy of the data
+CHUNK = 2**23  # bytes moved at a time, so that memory holds no second copy of the data
+
+
+def chunks(array: NDArray[Any]) -> Iterator[slice]:
+    """Some of the samples at a time, in order."""
+    n = max(1, CHUNK // max(1, array[:1].nbytes))
+    return (slice(start, start + n) for start in range(0, len(array), n))
 
 
 def is_mapped(array: NDArray[Any]) -> bool:
@@ -37,6 +44,6 @@ def converted(array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
     if array.dtype == dtype or not is_mapped(array):
         return np.asarray(array, dtype=dtype)
     out = on_disk(array.shape, dtype)
-    for start in range(0, len(array), CHUNK):
-        out[start : start + CHUNK] = array[start : start + CHUNK]
+    for rows in chunks(array):
+        out[rows] = array[rows]
     return out

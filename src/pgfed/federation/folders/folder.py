@@ -357,23 +357,19 @@ def _agreement(
 
 def _resolved(experiment: Experiment, agreement: Agreement) -> Experiment:
     """Complete, so that server and sites cannot fill it in differently."""
-    from pgfed.model.networks import default_model, factory, make_task
+    from pgfed.data.augment import check_augment
+    from pgfed.federation.folders.models import make_model
+    from pgfed.model.networks import default_model
 
     _check(experiment)
     none = agreement.without_data()
     name = experiment.model.name or default_model(none)
-    make_task(
-        factory(name, experiment.model.options),
-        none.input_shape,
-        len(agreement.classes),
-        seed=0,
-        example=none.example(),
-        head=experiment.model.head,
-    )
+    make_model(agreement, experiment, 0, none)
     if "local" not in experiment.methods:  # each site is to know what it gained
-        methods = ["local", *experiment.methods]
-        experiment = replace(experiment, methods=methods)
-    _, experiment = experiments.make_methods(experiment)
+        experiment = replace(experiment, methods=["local", *experiment.methods])
+    methods, experiment = experiments.make_methods(experiment)
+    for method in methods.values():
+        check_augment(method.train.augment, none)
     data: dict[str, Any] = {"dataset": DATASET, "clients": agreement.seats, "partition": "given"}
     return replace(
         experiment,
