@@ -71,10 +71,9 @@ def run(
     ``datasets={"north": ..., ...}``, one per site: DataFrames, arrays ``(x, y)``, lists of pairs,
     or torch's map-style data sets, which are copied once to a file in $TMPDIR. Memory-mapped arrays
     stay in files. ``target``: the columns of a DataFrame that are predicted, unless ``schema`` (a
-    path, or what such a file holds) says so. ``options`` are the keys
-    of the experiment file by their last name (``clients=10, alpha=0.3, lr=0.01, seeds=[0, 1]``),
-    ``model`` (also a callable), ``data_seed``, ``models``, and
-    ``method={"pgfed": {"mu": 0.05}}``. Without ``out`` nothing is written to disk.
+    path, or what such a file holds) says so. ``options`` are the keys of the experiment file by
+    their last name (``clients=10, lr=0.01, seeds=[0, 1]``), ``model`` (also a callable),
+    ``data_seed``, ``models``, ``method={"pgfed": {"mu": 0.05}}``. Without ``out`` no run folder.
     ``tensorboard``: also write event files to ``out``/tensorboard while it runs.
     """
     if tensorboard and out is None:
