@@ -49,7 +49,7 @@ def test_the_server_is_killed_while_sites_work_and_goes_on_by_itself(tmp_path):
         federation.serve("--resume")
         assert "going on with the run" in federation.said("server")
         os.kill(stopped, signal.SIGCONT)
-        until(lambda: federation.status()["state"] == "finished", "the run has ended")
+        until(lambda: federation.status().get("state") == "finished", "the run has ended")
         assert_same_as_serial(federation.folder, "pgfed")
         assert not [r["dropped"] for r in history(federation.folder, "pgfed") if r["dropped"]]
         until(lambda: status(federation)[0] == 0, "all is well", 60)
