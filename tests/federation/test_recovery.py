@@ -7,9 +7,12 @@ import os
 import signal
 import subprocess
 
+import pytest
+
 from federation import small
-from federation.running import PGFED, Running, until
+from federation.running import PGFED, Running, free_port, until
 from federation.small import assert_same_as_serial, history
+from pgfed.federation.server.process import serve
 
 
 def status(federation: Running) -> tuple[int, dict]:
@@ -74,6 +77,19 @@ def test_a_second_start_with_the_same_key_and_data_that_comes_late(tmp_path):
         until(lambda: "cannot be reached" in federation.said("site-0"), "it looks for the server")
         federation.serve()
         until(lambda: "connected" in federation.said("site-0"), "it is there")
+
+
+def test_a_server_that_cannot_serve_any_more_ends(tmp_path, monkeypatch):
+    """It must not stay there deaf; systemd starts it again."""
+
+    async def fail(self):
+        self._listener.close()
+        raise RuntimeError("no more connections")
+
+    monkeypatch.setattr("pgfed.federation.flower.gate.Gate.serve", fail)
+    folder = small.make(tmp_path, f"127.0.0.1:{free_port()}")
+    with pytest.raises(RuntimeError, match="no more connections"):
+        serve(folder, lambda text: None)
 
 
 def test_server_and_site_end_when_told_to(tmp_path):
