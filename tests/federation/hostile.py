@@ -23,6 +23,8 @@ from pgfed.federation.folders.folder import SiteFolder
 from pgfed.federation.folders.keys import load_private
 from pgfed.federation.site.answers import Site
 
+SILENT = 7.0  # seconds: longer than a round of the test may take
+
 Trick = Callable[["Hostile", Message, RecordDict], None]  # what to do in the place of an answer
 
 
@@ -67,12 +69,13 @@ class Hostile(threading.Thread):
                     self.fleet.answer(Message(answer, reply_to=message))
                 else:
                     trick(self, message, answer)
-                    self.over.wait(2)  # it does not ask for more, as an honest site would
             except httpx.HTTPStatusError as error:
                 self.codes[head["round"]] = error.response.status_code
+            except httpx.HTTPError:  # the connection was closed while it was still sending
+                self.codes[head["round"]] = 0
 
     def announce(self, reply: Message, tree: ObjectTree) -> None:
-        """A reply with this tree of objects; none of them is sent."""
+        """A reply with this tree of objects; none of them is sent, and no more is asked for."""
         reply.metadata.__dict__["_message_id"] = tree.object_id
         bare = private.remove_content_from_message(reply)
         self.fleet._client.PushMessages(
@@ -82,6 +85,7 @@ class Hostile(threading.Thread):
                 message_object_trees=[tree],
             )
         )
+        self.over.wait(SILENT)
 
 
 def half_sent(site: Hostile, message: Message, answer: RecordDict) -> None:

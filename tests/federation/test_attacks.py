@@ -293,7 +293,7 @@ def test_a_hostile_site_costs_itself_the_round_and_nobody_anything(tmp_path):
         assert "larger than the" in why.pop(3)
         assert "its arrays take more than" in why.pop(5)
         assert not why
-        assert hostile.codes == {3: 413}
+        assert hostile.codes in ({3: 413}, {3: 0})
         assert all(r["seconds"] < 2 * TIMEOUT for r in told)
         assert peak < 600
         lost = small.serial(running.folder, "pgfed", lose=lambda t, i: i == 2 and t in TRICKS)

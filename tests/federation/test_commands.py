@@ -56,7 +56,10 @@ def test_init_writes_everything(tmp_path, capsys):
         assert "federation site" in (site.path / "pgfed-site.service").read_text()
     secrets = {path.name for path in (place / "sites").rglob("*.key")}
     assert secrets == {"site.key"}  # neither the server's nor the authority's leaves
-    assert "federation server" in (place / "server" / "pgfed-server.service").read_text()
+    unit = (place / "server" / "pgfed-server.service").read_text()
+    assert "federation server /srv/pgfed/fed --resume\n" in unit
+    wanted = ("LimitNOFILE=65536", "MemoryMax=", "NoNewPrivileges=true", "ProtectSystem=strict")
+    assert all(f"\n{line}" in unit for line in wanted)
 
 
 def test_classes_and_shape_come_from_the_experiments_data(tmp_path, capsys):

@@ -80,7 +80,7 @@ def test_a_late_site_misses_the_round_and_is_back_later(tmp_path):
 
 
 def test_a_seat_is_taken_while_the_run_goes_on(tmp_path):
-    with Running(tmp_path, rounds=25, evaluate_every=25, **ALL) as federation:
+    with Running(tmp_path, rounds=80, evaluate_every=80, **ALL) as federation:
         for client in (0, 1):
             federation.site(client)
         federation.serve()

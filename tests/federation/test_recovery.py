@@ -7,9 +7,12 @@ import os
 import signal
 import subprocess
 
+import pytest
+
 from federation import small
-from federation.running import PGFED, Running, until
+from federation.running import PGFED, Running, free_port, until
 from federation.small import assert_same_as_serial, history
+from pgfed.federation.server.process import serve
 
 
 def status(federation: Running) -> tuple[int, dict]:
@@ -49,7 +52,7 @@ def test_the_server_is_killed_while_sites_work_and_goes_on_by_itself(tmp_path):
         federation.serve("--resume")
         assert "going on with the run" in federation.said("server")
         os.kill(stopped, signal.SIGCONT)
-        until(lambda: federation.status()["state"] == "finished", "the run has ended")
+        until(lambda: federation.status().get("state") == "finished", "the run has ended")
         assert_same_as_serial(federation.folder, "pgfed")
         assert not [r["dropped"] for r in history(federation.folder, "pgfed") if r["dropped"]]
         until(lambda: status(federation)[0] == 0, "all is well", 60)
@@ -74,6 +77,19 @@ def test_a_second_start_with_the_same_key_and_data_that_comes_late(tmp_path):
         until(lambda: "cannot be reached" in federation.said("site-0"), "it looks for the server")
         federation.serve()
         until(lambda: "connected" in federation.said("site-0"), "it is there")
+
+
+def test_a_server_that_cannot_serve_any_more_ends(tmp_path, monkeypatch):
+    """It must not stay there deaf; systemd starts it again."""
+
+    async def fail(self):
+        self._listener.close()
+        raise RuntimeError("no more connections")
+
+    monkeypatch.setattr("pgfed.federation.flower.gate.Gate.serve", fail)
+    folder = small.make(tmp_path, f"127.0.0.1:{free_port()}")
+    with pytest.raises(RuntimeError, match="no more connections"):
+        serve(folder, lambda text: None)
 
 
 def test_server_and_site_end_when_told_to(tmp_path):

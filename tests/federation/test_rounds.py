@@ -95,6 +95,26 @@ def test_the_run_folder_is_as_in_simulation(tmp_path: Path):
     assert 0 < busy["work_seconds"] <= busy["seconds"]
 
 
+def test_a_reply_may_have_the_bytes_that_it_has(tmp_path: Path):
+    """What the server allows is known before the reply; what came is counted after."""
+    folder = small.make(tmp_path, cohort=1.0)
+    grid = grid_of(sites_of(folder))
+    conduct(grid, folder, QUICK)
+    came = {
+        (r["round"], i): f["bytes_up"]
+        for r in history(folder, "pgfed")
+        for i, f in r["sites"].items()
+    }
+    allowed = {}
+    for message, most in zip(grid.sent, grid.most.values(), strict=True):
+        head, _ = unpack(message.content)
+        if head["stage"] == "train":
+            allowed[head["round"], head["client"]] = most
+        else:
+            assert most == 0
+    assert allowed == came
+
+
 def test_sites_may_let_the_server_keep_their_model(tmp_path: Path):
     folder = small.make(tmp_path)
     file = small.site_path(folder.path, 1) / "site.toml"

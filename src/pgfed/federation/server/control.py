@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def ask(folder: FederationFolder, do: str, **more: Any) -> Request:
 
 
 @contextlib.asynccontextmanager
-async def listening(folder: FederationFolder, handlers: dict[str, Handler]) -> Any:
+async def listening(folder: FederationFolder, handlers: dict[str, Handler]) -> AsyncIterator[None]:
     """Answer at the folder's socket meanwhile."""
 
     async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

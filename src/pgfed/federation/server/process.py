@@ -15,7 +15,7 @@ import signal
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict
 from typing import Any
 
@@ -77,8 +77,8 @@ class Server:
         gate = Gate(guard, host, agreement.port, self._tls())
         async with (
             listening(self._folder, {"run": self._begin, "status": self._status}),
-            _beside(gate.serve()),
-            _beside(self._keep()),
+            _beside(gate.serve(), stop),
+            _beside(self._keep(), stop),
         ):
             self._say(f"ready at {agreement.server} for {agreement.seats} sites")
             options = unfinished(self._folder) if resume else None
@@ -158,9 +158,10 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def _beside(work: Any) -> Any:
-    """Done meanwhile, and ended at the end."""
+async def _beside(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> AsyncIterator[None]:
+    """Done meanwhile, and ended at the end; if it fails, all ends: a supervisor starts it again."""
     task = asyncio.create_task(work)
+    task.add_done_callback(lambda _: stop.set())
     try:
         yield
     finally:
