@@ -17,10 +17,11 @@ from pgfed.results.progress import (
 )
 
 
-def at_start(seed: int) -> SimpleNamespace:
+def at_start(seed: int, rounds: int = 4) -> SimpleNamespace:
     """A run without rounds."""
     objective = SimpleNamespace(primary=ACCURACY)
-    return SimpleNamespace(history=[], seed=seed, task=SimpleNamespace(objective=objective))
+    task = SimpleNamespace(objective=objective)
+    return SimpleNamespace(history=[], seed=seed, rounds=rounds, task=task)
 
 
 class Terminal(io.StringIO):

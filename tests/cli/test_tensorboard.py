@@ -59,7 +59,7 @@ def history(out: Path, method: str) -> list[dict[str, Any]]:
 def check_complete(out: Path) -> None:
     """All rounds of both methods are there once, as the history tells them."""
     tags = {
-        "accuracy/mean": "mean_score",
+        "score/mean": "mean_score",
         "loss/mean": "mean_loss",
         "bytes/down": "bytes_down",
         "bytes/up": "bytes_up",
@@ -72,7 +72,7 @@ def check_complete(out: Path) -> None:
             expected = {r["round"]: r[key] for r in records if r[key] is not None}
             assert scalars(found, tag) == pytest.approx(expected), (method, tag)
         scored = [r["round"] for r in records if r["mean_score"] is not None]
-        assert [item.step for item in found.Histograms("accuracy/clients")] == scored
+        assert [item.step for item in found.Histograms("score/clients")] == scored
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +106,9 @@ def test_participation_speed_and_the_worst_tenth(out: Path) -> None:
     found, records = events(out, "pgfed"), history(out, "pgfed")
     assert scalars(found, "clients/asked") == {r["round"]: len(r["cohort"]) for r in records}
     assert scalars(found, "clients/counted") == scalars(found, "clients/asked")
-    assert min(scalars(found, "speed/images_per_second").values()) > 0
+    assert min(scalars(found, "speed/samples_per_second").values()) > 0
     lowest = {r["round"]: min(r["client_score"]) for r in records}  # of six, one is a tenth
-    assert scalars(found, "accuracy/worst_tenth") == pytest.approx(lowest, abs=1e-4)
+    assert scalars(found, "score/worst_tenth") == pytest.approx(lowest, abs=1e-4)
 
 
 def test_the_gain_is_over_local_in_the_same_round(out: Path) -> None:

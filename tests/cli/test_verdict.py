@@ -94,7 +94,9 @@ def test_clients_are_counted_by_their_mean_over_the_seeds() -> None:
 def test_federating_helped() -> None:
     found = verdict(outcome("local", LOCAL), outcome("pgfed", SURELY))
     assert found.headline == "Federating helped 3 of 4 clients."
-    assert found.sentences[0].startswith("With pgfed, 56.2 % alone becomes 65.0 %: +8.8 points")
+    assert found.sentences[0].startswith(
+        "With pgfed, 56.2 % alone (local) becomes 65.0 %: +8.8 points"
+    )
 
 
 def test_what_may_be_chance_is_not_called_help() -> None:
@@ -128,10 +130,10 @@ def test_methods_that_failed_are_named_and_not_judged() -> None:
     assert "pgfed: 2 of 2 replies did not count (w: holds NaN); lower train.lr." in found.caveats
     assert "fedavg: 1 of 2 replies did not count (w: holds NaN); lower train.lr." in found.caveats
     assert found.sentences[0].startswith("With fedavg,")
-    assert verdict(local, failed).headline.startswith("Training alone reaches")
+    assert verdict(local, failed).headline.startswith("Training alone (local) reaches")
     once = [outcome("pgfed", SURELY), outcome("pgfed", SURELY, seed=1, refused=2)]
     both = [local, outcome("local", LOCAL, seed=1)]
-    assert verdict(*both, *once).headline.startswith("Training alone reaches")
+    assert verdict(*both, *once).headline.startswith("Training alone (local) reaches")
     alone = outcome("local", LOCAL, diverged=3)
     found = verdict(alone, outcome("fedavg", SURELY))
     assert found.headline.startswith("Training failed")
@@ -149,11 +151,13 @@ def test_a_method_is_held_against_its_control_with_an_interval() -> None:
 
 def test_federating_did_not_help() -> None:
     found = verdict(outcome("local", LOCAL), outcome("pgfed", [v - 0.25 for v in LOCAL]))
-    assert found.headline == "Federating did not help: nothing beats training alone (56.2 %)."
+    assert (
+        found.headline == "Federating did not help: nothing beats training alone (local, 56.2 %)."
+    )
 
 
 def test_nothing_to_compare_with() -> None:
-    assert "no other method was run" in verdict(outcome("local", LOCAL)).headline
+    assert "nothing else was run" in verdict(outcome("local", LOCAL)).headline
     assert "add local" in verdict(outcome("pgfed", LOCAL)).sentences[0]
     unknown = [float("nan")] * 2
     assert "No client has test data" in verdict(outcome("local", unknown)).headline
