@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.text import show
-from pgfed.engine.durable import write_atomic
 from pgfed.engine.environment import environment
+from pgfed.engine.storage.durable import write_atomic
 from pgfed.tuning.speed import random_federation
 
 PARTS = {

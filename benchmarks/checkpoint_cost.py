@@ -16,9 +16,9 @@ from statistics import median
 
 from benchmarks.text import show, table, verdict
 from pgfed.engine.backends.process import Process
-from pgfed.engine.checkpoints import Checkpoints
 from pgfed.engine.rounds import Run
-from pgfed.engine.store import ClientStore
+from pgfed.engine.storage.checkpoints import Checkpoints
+from pgfed.engine.storage.store import ClientStore
 from pgfed.methods.registry import get
 from pgfed.methods.settings import TrainConfig
 from pgfed.tuning.speed import EPOCHS, random_federation

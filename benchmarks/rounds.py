@@ -18,8 +18,9 @@ from benchmarks.text import show, table, verdict
 from pgfed.config.experiment import IN_MEMORY, from_dict
 from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import execute, prepare
-from pgfed.results.writer import RunWriter
+from pgfed.engine.runs import execute
+from pgfed.engine.setup import prepare
+from pgfed.results.folder.writer import RunWriter
 from pgfed.tuning.speed import CLIENTS, EPOCHS, random_federation
 
 COHORT = 0.25  # the paper's

@@ -79,8 +79,9 @@ def one(clients: int, rounds: int) -> dict[str, Any]:
     from pgfed.config.experiment import IN_MEMORY, from_dict
     from pgfed.engine.callbacks import Record
     from pgfed.engine.rounds import Run
-    from pgfed.engine.runs import execute, prepare
-    from pgfed.results.writer import RunWriter
+    from pgfed.engine.runs import execute
+    from pgfed.engine.setup import prepare
+    from pgfed.results.folder.writer import RunWriter
     from pgfed.tuning.speed import random_federation
 
     times: list[float] = []

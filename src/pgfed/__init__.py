@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pgfed.errors import UserError
     from pgfed.methods.contract import Algorithm
     from pgfed.model.objectives import Objective
-    from pgfed.results.models import load
+    from pgfed.results.kept.models import load
 
 __all__ = [
     "Algorithm",
@@ -34,7 +34,7 @@ _HOMES = {
     "Objective": "pgfed.model.objectives",
     "Result": "pgfed.api",
     "UserError": "pgfed.errors",
-    "load": "pgfed.results.models",
+    "load": "pgfed.results.kept.models",
     "open": "pgfed.api",
     "run": "pgfed.api",
 }

@@ -25,17 +25,18 @@ from pgfed.data.federation import Federation
 from pgfed.data.tables.schema import from_plain
 from pgfed.engine.callbacks import Callback
 from pgfed.engine.objective import targets_of
-from pgfed.engine.runs import Setup, divide, load_federation, prepare, read_schema
+from pgfed.engine.setup import Setup, divide, load_federation, prepare, read_schema
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.model.networks import Factory
 from pgfed.modules import allowed
-from pgfed.results.layout import choose, choose_client
-from pgfed.results.models import Models, ModelsInFolder, not_kept
+from pgfed.results.folder.layout import choose, choose_client
+from pgfed.results.folder.reader import load
+from pgfed.results.kept.models import Models, ModelsInFolder, not_kept
 from pgfed.results.progress import Progress, progress_for
-from pgfed.results.reader import load
 from pgfed.results.recording import Kept, models_in, record
-from pgfed.results.runs import RunData, SeedRun, alone_of, client_rows, each_run, summaries
+from pgfed.results.runs import RunData, SeedRun
+from pgfed.results.summary import alone_of, client_rows, each_run, summaries
 
 # Options of `run` whose name is not simply the last part of their key.
 RENAMED = {

@@ -264,7 +264,7 @@ def test_an_error_in_a_client_is_one_line(
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("pgfed.engine.runs.prepare", "pgfed: interrupted"),
+        ("pgfed.engine.setup.prepare", "pgfed: interrupted"),
         ("pgfed.api.run_setup", "pgfed: interrupted during the start"),  # nothing to go on from
         ("pgfed.report.rendering.write_page", "pgfed: interrupted"),
     ],

@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import pgfed as package
 from cli.cli_tools import Done, blobs
 from pgfed.config.experiment import from_dict
-from pgfed.engine.runs import prepare
+from pgfed.engine.setup import prepare
 from pgfed.errors import UserError
 from pgfed.report.figures.specification import BLUE, GAP, VERMILLION
 from pgfed.report.tensorboard import TensorBoard, picture

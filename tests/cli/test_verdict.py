@@ -12,8 +12,8 @@ from pgfed.config.experiment import from_dict
 from pgfed.methods import registry as algorithms
 from pgfed.model.metrics import ACCURACY, METRICS
 from pgfed.results.comparison import Group, group
+from pgfed.results.folder.history import history_of
 from pgfed.results.formats import count, duration, gain, percent, score, size
-from pgfed.results.history import history_of
 from pgfed.results.runs import Clients, RunData, SeedRun, method_info
 from pgfed.results.verdict import Verdict, judge
 

@@ -15,8 +15,8 @@ import pytest
 from data_files import write_cifar10_binary, write_mnist, write_organamnist
 
 from pgfed.data import datasets
-from pgfed.data import fetch as fetching
-from pgfed.data.fetch import SOURCES, Remote, Source, fetch
+from pgfed.data.named import fetch as fetching
+from pgfed.data.named.fetch import SOURCES, Remote, Source, fetch
 from pgfed.errors import UserError
 
 

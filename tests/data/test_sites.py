@@ -15,7 +15,7 @@ from pgfed.data import matching
 from pgfed.data.dataset import Dataset
 from pgfed.data.datasets import load
 from pgfed.data.federation import Federation, build, build_seat
-from pgfed.engine.runs import load_federation, prepare
+from pgfed.engine.setup import load_federation, prepare
 from pgfed.errors import UserError
 
 

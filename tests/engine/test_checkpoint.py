@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pgfed.engine.checkpoints import Checkpoints
 from pgfed.engine.rounds import Run
-from pgfed.engine.store import ClientStore
+from pgfed.engine.storage.checkpoints import Checkpoints
+from pgfed.engine.storage.store import ClientStore
 from pgfed.methods.registry import get
 from pgfed.testing import check_equal, make, outcome, started
 

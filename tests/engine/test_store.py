@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pgfed.engine.durable import DamagedFile
-from pgfed.engine.store import ClientStore
+from pgfed.engine.storage.durable import DamagedFile
+from pgfed.engine.storage.store import ClientStore
 from pgfed.methods.registry import METHODS, get
 from pgfed.methods.values import State
 from pgfed.testing import check_equal, make, outcome, started

@@ -17,7 +17,7 @@ from pgfed.cli.app import main
 from pgfed.cli.paper import explicit, new_clients
 from pgfed.config.experiment import load, make_methods
 from pgfed.config.tables import Experiment
-from pgfed.engine.runs import prepare
+from pgfed.engine.setup import prepare
 from pgfed.paper.printed import DATASETS, METHODS
 from pgfed.report import rendering as report
 from pgfed.results.progress import Progress

@@ -17,12 +17,12 @@ from pgfed.data import datasets
 from pgfed.data.dataset import Dataset
 from pgfed.data.federation import Federation, build
 from pgfed.engine.backends.base import Serial
-from pgfed.engine.durable import read_state
 from pgfed.engine.rounds import Run
+from pgfed.engine.storage.durable import read_state
 from pgfed.federation.folders import folder as folders
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder, load_experiment
 from pgfed.methods.values import State
-from pgfed.results.history import read_history
+from pgfed.results.folder.history import read_history
 
 SITES = 3
 EXPERIMENT: dict[str, Any] = {

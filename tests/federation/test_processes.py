@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from federation.running import Running
 from federation.small import assert_same_as_serial, site_path
-from pgfed.results.models import open_model
+from pgfed.results.kept.models import open_model
 
 
 def test_three_sites_end_to_end_have_the_bits_of_a_simulation(tmp_path):

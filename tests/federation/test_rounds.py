@@ -23,7 +23,7 @@ from pgfed.federation.site.answers import Site
 from pgfed.methods import registry as algorithms
 from pgfed.report import rendering as report
 from pgfed.report.tables import federation as tables
-from pgfed.results.writer import RunWriter
+from pgfed.results.folder.writer import RunWriter
 
 QUICK = Options(round_timeout=1.0)
 

@@ -21,7 +21,7 @@ from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import holds_claim, load_public
 from pgfed.federation.site.answers import Site, States
 from pgfed.methods.randomness import draw_cohort
-from pgfed.results.reader import read_evidence
+from pgfed.results.folder.evidence import read_evidence
 
 RUN = secrets.token_hex(16)
 NODE = 1001

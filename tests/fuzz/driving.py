@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 
-from pgfed.engine.durable import DamagedFile
+from pgfed.engine.storage.durable import DamagedFile
 from pgfed.errors import UserError
 
 T = TypeVar("T")

@@ -27,14 +27,14 @@ from pgfed.data import matching as agreed
 from pgfed.data.datasets import load as load_data
 from pgfed.data.files import limits
 from pgfed.engine.backends import wire
-from pgfed.engine.durable import sha256, state_from_bytes, state_to_bytes
 from pgfed.engine.replies import MAX_SAMPLES, score_refusal
-from pgfed.engine.runs import Setup
+from pgfed.engine.setup import Setup
+from pgfed.engine.storage.durable import sha256, state_from_bytes, state_to_bytes
 from pgfed.errors import LONGEST, UserError
 from pgfed.federation.flower.records import RAW, BadRecord, unpack
 from pgfed.model.kinds import CLASSES
-from pgfed.results.models import ModelsInFolder
-from pgfed.results.reader import load as load_for_report
+from pgfed.results.folder.reader import load as load_for_report
+from pgfed.results.kept.models import ModelsInFolder
 
 __all__ = ["finished", "models", "saved", "small_machine"]  # fixtures
 

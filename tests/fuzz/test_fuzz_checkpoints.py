@@ -18,17 +18,17 @@ import pgfed
 from fuzz.driving import attempt, drive, one_line, share
 from fuzz.mutation import mutate
 from pgfed.config.experiment import of_run
-from pgfed.engine.checkpoints import Checkpoints
-from pgfed.engine.durable import sha256, state_from_bytes, state_to_bytes
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import Setup, prepare
-from pgfed.engine.store import ClientStore
+from pgfed.engine.setup import Setup, prepare
+from pgfed.engine.storage.checkpoints import Checkpoints
+from pgfed.engine.storage.durable import sha256, state_from_bytes, state_to_bytes
+from pgfed.engine.storage.store import ClientStore
 from pgfed.methods.registry import get
 from pgfed.methods.values import State
-from pgfed.results import history
-from pgfed.results.reader import load as load_for_report
-from pgfed.results.runs import client_rows, summaries
-from pgfed.results.writer import RunWriter, check_same
+from pgfed.results.folder import history
+from pgfed.results.folder.reader import load as load_for_report
+from pgfed.results.folder.writer import RunWriter, check_same
+from pgfed.results.summary import client_rows, summaries
 from pgfed.testing import make, started
 
 SAVED = 4  # rounds of which checkpoints were made; the last two are there

@@ -17,7 +17,7 @@ from pgfed.config.experiment import from_dict, load, make_methods
 from pgfed.config.schema import dotted
 from pgfed.config.tables import Experiment
 from pgfed.data.dataset import Dataset
-from pgfed.engine.runs import divide
+from pgfed.engine.setup import divide
 from pgfed.methods.registry import METHODS
 
 FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))

@@ -13,16 +13,11 @@ import torch
 
 from fuzz.driving import attempt, drive, share
 from fuzz.mutation import mutate
-from pgfed.engine.durable import read_state, sha256, state_from_bytes, state_to_bytes
+from pgfed.engine.storage.durable import read_state, sha256, state_from_bytes, state_to_bytes
 from pgfed.model.networks import MLP
-from pgfed.results import manifest as manifests
-from pgfed.results.models import (
-    GLOBAL,
-    Model,
-    ModelsInFolder,
-    open_model,
-    write_model,
-)
+from pgfed.results.kept import manifest as manifests
+from pgfed.results.kept.models import GLOBAL, Model, ModelsInFolder, open_model
+from pgfed.results.kept.writing import write_model
 
 SHAPE, CLASSES = (1, 3, 3), ["a", "b", "c"]
 

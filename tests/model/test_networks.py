@@ -14,7 +14,7 @@ from torch import Tensor
 import pgfed as package
 from pgfed.config.tables import Model
 from pgfed.data.federation import Federation
-from pgfed.engine.runs import with_model
+from pgfed.engine.setup import with_model
 from pgfed.errors import UserError
 from pgfed.model.kinds import CLASSES, Segmentation
 from pgfed.model.networks import default_model, factory, make_task

@@ -21,7 +21,7 @@ from numerics.reference import Array, Net
 from numerics.setup import network
 from pgfed.config.experiment import from_dict
 from pgfed.data.federation import Federation
-from pgfed.engine.runs import load_federation
+from pgfed.engine.setup import load_federation
 from pgfed.errors import UserError
 from pgfed.methods.randomness import Rng
 from pgfed.methods.settings import TrainConfig

@@ -18,10 +18,11 @@ from pgfed.config.experiment import from_dict
 from pgfed.engine.callbacks import Record
 from pgfed.methods import registry as algorithms
 from pgfed.model.metrics import ACCURACY, Metric
-from pgfed.results.history import history_of, write_history
-from pgfed.results.layout import csv_text, methods_of, seed_folder
-from pgfed.results.runs import Clients, MethodInfo, RunData, SeedRun, each_run, method_info
-from pgfed.results.writer import write_beginning, write_end, write_summary
+from pgfed.results.folder.files import write_beginning, write_end, write_summary
+from pgfed.results.folder.history import history_of, write_history
+from pgfed.results.folder.layout import csv_text, methods_of, seed_folder
+from pgfed.results.runs import Clients, MethodInfo, RunData, SeedRun, method_info
+from pgfed.results.summary import each_run
 
 # How good each method ends up, as a shift of the clients' scores over Local's.
 LEVELS = {"local": 0.0, "fedavg": -0.05, "fedavg-local": 0.08, "pgfed": 0.081, "fedper": 0.06}
@@ -144,7 +145,8 @@ def _info(base: str) -> MethodInfo:
 @contextmanager
 def at_work(path: Path) -> Iterator[None]:
     """Another process holds the folder, as `pgfed run` does; at the end it is killed."""
-    script = "import sys; from pathlib import Path; from pgfed.engine.durable import FolderLock\n"
+    script = "import sys; from pathlib import Path\n"
+    script += "from pgfed.engine.storage.durable import FolderLock\n"
     script += "FolderLock(Path(sys.argv[1])).acquire(); print('held', flush=True); input()"
     words = [sys.executable, "-c", script, str(path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

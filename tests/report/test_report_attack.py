@@ -16,7 +16,7 @@ from pgfed.report.tables.federation import attack
 from pgfed.report.tables.results import results
 from pgfed.report.text import markdown_report
 from pgfed.results.comparison import Group, group
-from pgfed.results.reader import load
+from pgfed.results.folder.reader import load
 
 RUNS = {
     "calm": {},
@@ -97,8 +97,8 @@ def test_who_is_left_out_by_krum_is_on_record(folders: dict[str, Path]) -> None:
 
 def test_a_finished_run_remembers_its_attackers(folders: dict[str, Path]) -> None:
     from pgfed.config.experiment import of_run
-    from pgfed.engine.runs import prepare
-    from pgfed.results.writer import RunWriter
+    from pgfed.engine.setup import prepare
+    from pgfed.results.folder.writer import RunWriter
 
     setup = prepare(of_run(folders["attacked"]), Path())
     with RunWriter(folders["attacked"], setup, resume=True) as kept:

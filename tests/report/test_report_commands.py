@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pgfed.cli.report import register
 from pgfed.cli.terminal.watch import Watched, sparkline, watch
-from pgfed.engine.durable import FolderLock
+from pgfed.engine.storage.durable import FolderLock
 from pgfed.errors import UserError
 from pgfed.model.metrics import ACCURACY, METRICS
 from report.folders import at_work, make_folder

@@ -17,7 +17,7 @@ import torch
 import pgfed as package
 from cli.cli_tools import Done
 from pgfed.report.rendering import read
-from pgfed.results.reader import load
+from pgfed.results.folder.reader import load
 from pgfed.results.verdict import judge
 
 Command = Callable[..., Done]

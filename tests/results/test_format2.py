@@ -24,10 +24,12 @@ from pgfed.data.federation import Federation
 from pgfed.errors import UserError
 from pgfed.report.rendering import read, render
 from pgfed.results.comparison import group
-from pgfed.results.history import line_of, read_history
-from pgfed.results.models import model_files
-from pgfed.results.reader import load, read_evidence
-from pgfed.results.runs import client_names, each_run
+from pgfed.results.folder.evidence import read_evidence
+from pgfed.results.folder.history import line_of, read_history
+from pgfed.results.folder.reader import load
+from pgfed.results.kept.writing import model_files
+from pgfed.results.runs import client_names
+from pgfed.results.summary import each_run
 from pgfed.results.verdict import judge
 
 METHODS = ["local", "fedavg-local", "pgfed", "fedbabu"]

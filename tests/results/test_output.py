@@ -20,12 +20,12 @@ import pgfed
 from cli.cli_tools import blobs
 from pgfed.api import Result
 from pgfed.config.experiment import from_dict
-from pgfed.engine.durable import write_atomic
-from pgfed.engine.runs import prepare
+from pgfed.engine.setup import prepare
+from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
 from pgfed.methods.registry import METHODS, get
 from pgfed.model.networks import MLP
-from pgfed.results.writer import RunWriter
+from pgfed.results.folder.writer import RunWriter
 
 ROUNDS = 12
 CLIENTS = 14
@@ -277,7 +277,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def full(path: Path, data: bytes | str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pgfed.results.models.write_atomic", full)
+    monkeypatch.setattr("pgfed.results.kept.models.write_atomic", full)
     data = blobs(60)
     with pytest.raises(UserError, match="No space left"):
         pgfed.run(
@@ -321,7 +321,7 @@ def test_interrupted_while_it_is_made_the_folder_is_complete_in_the_end(
             write_atomic(path, data)
 
         with monkeypatch.context() as patched:
-            patched.setattr("pgfed.results.writer.write_atomic", interrupted)
+            patched.setattr("pgfed.results.folder.writer.write_atomic", interrupted)
             with pytest.raises(KeyboardInterrupt), RunWriter(cut, setup, resume=after > 0):
                 pass
         with RunWriter(cut, setup, resume=True):

@@ -13,7 +13,7 @@ import torch
 import pgfed
 from pgfed.cli import main as command
 from pgfed.errors import UserError
-from pgfed.results.models import load
+from pgfed.results.kept.models import load
 
 METHODS = ["local", "fedavg", "fedper", "pgfed"]
 SMALL: dict[str, Any] = {"backend": "serial", "epochs": 1, "min_samples": 0}

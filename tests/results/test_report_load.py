@@ -12,7 +12,7 @@ import pytest
 from pgfed import api
 from pgfed.errors import UserError
 from pgfed.report.rendering import read
-from pgfed.results.reader import load
+from pgfed.results.folder.reader import load
 from report.folders import at_work, make_folder
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import pgfed as package
 from cli.cli_tools import Done
 from pgfed.api import Result
-from pgfed.engine.durable import sha256
+from pgfed.engine.storage.durable import sha256
 from pgfed.errors import UserError
 from takehome.pictures import pictures
 

@@ -16,13 +16,13 @@ from torch import nn
 
 import pgfed as package
 from pgfed.config.experiment import load
-from pgfed.engine.runs import prepare
+from pgfed.engine.setup import prepare
 from pgfed.errors import UserError
 from pgfed.modules import Allowed
 from pgfed.report.rendering import write_page
+from pgfed.results.folder.reader import load as read
+from pgfed.results.folder.writer import RunWriter
 from pgfed.results.formats import travelling
-from pgfed.results.reader import load as read
-from pgfed.results.writer import RunWriter
 from pgfed.takehome.onboard import onboard, write
 
 OPTIONS: dict[str, Any] = {"clients": 3, "min_samples": 5, "rounds": 2, "backend": "serial"}

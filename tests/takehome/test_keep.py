@@ -16,7 +16,7 @@ from cli.cli_tools import blobs
 from pgfed.api import run_setup
 from pgfed.config.experiment import from_dict
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import prepare
+from pgfed.engine.setup import prepare
 from pgfed.errors import UserError
 from pgfed.results.progress import progress_for
 

@@ -17,7 +17,7 @@ import pgfed as package
 from cli.cli_tools import blobs
 from pgfed.api import Result
 from pgfed.errors import UserError
-from pgfed.results.models import kept_models
+from pgfed.results.kept.models import kept_models
 
 Grey = tuple[Path, Result]
 
@@ -95,7 +95,7 @@ def other_shapes(path: Path) -> None:
 
 def accept(path: Path) -> None:
     """Put the file's checksum into the manifest, as somebody who tampers would."""
-    from pgfed.engine.durable import sha256
+    from pgfed.engine.storage.durable import sha256
 
     place = path.parent / "manifest.json"
     manifest = json.loads(place.read_text())

@@ -37,7 +37,7 @@ def fetch(
     """Download a data set, checked by its checksum, to the data root."""
     from pgfed.cli.terminal.download import Download
     from pgfed.config.experiment import data_root as default_root
-    from pgfed.data import fetch as fetching
+    from pgfed.data.named import fetch as fetching
 
     with Download(name, sys.stderr) as download:
         place = fetching.fetch(name, default_root(data_root), progress=download.update)
@@ -59,7 +59,7 @@ def show(
     loaded = experiments.load(experiment, settings or [])
 
     from pgfed.cli.terminal import experiment as screens
-    from pgfed.engine.runs import load_federation
+    from pgfed.engine.setup import load_federation
 
     root = experiments.data_root(data_root)
     clients, _ = load_federation(loaded, root)

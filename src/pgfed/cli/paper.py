@@ -19,7 +19,7 @@ from pgfed.modules import allowed as allowing
 if TYPE_CHECKING:
     from pgfed.config.tables import Experiment
     from pgfed.data.federation import Federation
-    from pgfed.engine.runs import Setup
+    from pgfed.engine.setup import Setup
     from pgfed.paper.explicit import Explicit
     from pgfed.paper.new_clients import Curve
     from pgfed.paper.start import Start
@@ -88,7 +88,7 @@ def explicit(
         ["fedavg"],
     )  # fmt: skip
 
-    from pgfed.engine.durable import write_atomic
+    from pgfed.engine.storage.durable import write_atomic
     from pgfed.paper import explicit as study
 
     result = _exactly(start, clients, quiet, steps=steps, rates=rates, mus=mus)
@@ -175,7 +175,7 @@ def new_clients(
 def _those_held_out(experiment: Experiment, data_root: Path | None) -> tuple[Federation, int]:
     """The new clients, and the id of the first of them."""
     from pgfed.config import experiment as experiments
-    from pgfed.engine.runs import load_federation
+    from pgfed.engine.setup import load_federation
 
     all_of_them = replace(experiment, data=replace(experiment.data, new_clients=0.0))
     everyone, _ = load_federation(all_of_them, experiments.data_root(data_root))
@@ -238,7 +238,7 @@ def _start(
     loaded = adapt(experiments.load(file, settings or [], smoke=smoke))
 
     from pgfed.paper.start import read, train
-    from pgfed.results.layout import choose, interrupted
+    from pgfed.results.folder.layout import choose, interrupted
     from pgfed.results.progress import progress_for
 
     folder = choose(out, loaded.name)
@@ -293,7 +293,7 @@ def _jobs(setup: Setup, items: int) -> int:
 
 
 def _json(path: Path, content: Any) -> None:
-    from pgfed.engine.durable import write_atomic
+    from pgfed.engine.storage.durable import write_atomic
 
     write_atomic(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 

@@ -54,7 +54,7 @@ def report(
 
 
 def _write(path: Path, text: str) -> None:
-    from pgfed.engine.durable import write_atomic
+    from pgfed.engine.storage.durable import write_atomic
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from pgfed.errors import NOTES, UserError
 
 if TYPE_CHECKING:
     from pgfed.config.tables import Experiment
-    from pgfed.engine.runs import Setup
+    from pgfed.engine.setup import Setup
 
 
 def register(app: typer.Typer) -> None:
@@ -83,9 +83,9 @@ def run(
         loaded = replace(loaded, start_from=str(start_from))
     root = experiments.data_root(data_root)
 
-    from pgfed.engine.runs import prepare
-    from pgfed.results import layout
-    from pgfed.results.writer import check_same
+    from pgfed.engine.setup import prepare
+    from pgfed.results.folder import layout
+    from pgfed.results.folder.writer import check_same
 
     if dry:
         _dry_run(prepare(loaded, root))
@@ -123,7 +123,7 @@ def resume(
 ) -> None:
     """Go on with a run that was cut short: the result is that of a run that was not."""
     from pgfed.config import experiment as experiments
-    from pgfed.engine.runs import prepare
+    from pgfed.engine.setup import prepare
 
     _hush(quiet)
     experiment = experiments.to_go_on(folder, allowed(allow_module))
@@ -163,7 +163,7 @@ def _execute(
     from pgfed.api import run_setup
     from pgfed.cli.terminal import experiment as screens
     from pgfed.report import rendering as reports
-    from pgfed.results import layout
+    from pgfed.results.folder import layout
     from pgfed.results.progress import progress_for
 
     experiment = setup.experiment

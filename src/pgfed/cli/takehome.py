@@ -75,7 +75,7 @@ def evaluate(
     """Score a client's model beside the baselines and the global one."""
     from pgfed.cli.terminal import takehome as screens
     from pgfed.config.experiment import data_root as default_root
-    from pgfed.results.reader import load
+    from pgfed.results.folder.reader import load
     from pgfed.takehome.evaluate import evaluate as evaluated
 
     if across:
@@ -119,7 +119,7 @@ def _across(
 ) -> None:
     from pgfed.cli.terminal import takehome as screens
     from pgfed.config.experiment import data_root as default_root
-    from pgfed.results.reader import load
+    from pgfed.results.folder.reader import load
     from pgfed.takehome.across import across
 
     if client is not None or data is not None:
@@ -156,9 +156,9 @@ def predict(
     allow_module: AllowModule = None,
 ) -> None:
     """Predict for images, arrays or rows of tables: classes with probabilities, or values; CSV."""
-    from pgfed.engine.durable import write_atomic
+    from pgfed.engine.storage.durable import write_atomic
     from pgfed.results.formats import count
-    from pgfed.results.models import find_model
+    from pgfed.results.kept.models import find_model
     from pgfed.takehome import predict as predictions
 
     trusted = allowed(allow_module)
@@ -191,7 +191,7 @@ def export(
     allow_module: AllowModule = None,
 ) -> None:
     """Write a model for programs that know nothing of pgfed, and check that it is the same."""
-    from pgfed.results.models import find_model
+    from pgfed.results.kept.models import find_model
     from pgfed.takehome.export import export as exported
 
     opened = find_model(model, client, method, seed, allowed(allow_module))
@@ -223,8 +223,8 @@ def onboard(
     """Give a site that was not there a model: global models, fine-tuned on its data."""
     from pgfed.cli.terminal import takehome as screens
     from pgfed.config.experiment import data_root as default_root
-    from pgfed.results.layout import choose
-    from pgfed.results.reader import load
+    from pgfed.results.folder.layout import choose
+    from pgfed.results.folder.reader import load
     from pgfed.takehome import onboard as onboarding
 
     folder = load(run)
@@ -261,7 +261,7 @@ def why(
 ) -> None:
     """Show which clients' risks a client's model weighed most."""
     from pgfed.cli.terminal import takehome as screens
-    from pgfed.results.reader import load
+    from pgfed.results.folder.reader import load
     from pgfed.takehome import influence as reasons
 
     found = reasons.why(load(run), client, method=method, seed=seed)

@@ -19,7 +19,7 @@ from pgfed.engine.backends.base import Backend
 from pgfed.engine.client import ClientSide, on_device, one_thread
 from pgfed.engine.replies import Form, Traffic, collect, payload_bytes, refusal, score_refusal
 from pgfed.engine.robust import defended
-from pgfed.engine.store import ClientStore
+from pgfed.engine.storage.store import ClientStore
 from pgfed.methods.averaging import Mean
 from pgfed.methods.contract import Algorithm, FederationInfo
 from pgfed.methods.randomness import ServerRng, draw_cohort, further_seed

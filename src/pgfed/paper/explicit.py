@@ -25,7 +25,7 @@ from pgfed.engine.parallel import side_by_side
 from pgfed.errors import UserError
 from pgfed.methods.randomness import generator
 from pgfed.model.task import GRADIENT_BATCH, Task
-from pgfed.results.layout import csv_text
+from pgfed.results.folder.layout import csv_text
 from pgfed.results.statistics import Comparison, Paired, mean_std
 
 Floats = NDArray[np.float64]

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from pgfed.config import experiment as experiments
 from pgfed.config.tables import Experiment
-from pgfed.engine.runs import Setup, prepare
+from pgfed.engine.setup import Setup, prepare
 from pgfed.errors import UserError
 from pgfed.model.metrics import ACCURACY
 from pgfed.model.networks import make_task
 from pgfed.model.task import Task
 from pgfed.modules import NONE, Allowed
-from pgfed.results import layout
-from pgfed.results.layout import seed_folder
-from pgfed.results.manifest import NAME
-from pgfed.results.models import ModelsInFolder
+from pgfed.results.folder import layout
+from pgfed.results.folder.layout import seed_folder
+from pgfed.results.kept.manifest import NAME
+from pgfed.results.kept.models import ModelsInFolder
 from pgfed.results.progress import Progress
 from pgfed.results.recording import record
 

@@ -24,7 +24,7 @@ class Format(StrEnum):
 def read(folders: Sequence[Path]) -> list[Group]:
     """Read run folders and put together what ran on the same clients."""
     from pgfed.results.comparison import group
-    from pgfed.results.reader import load
+    from pgfed.results.folder.reader import load
 
     return group([load(folder) for folder in folders])
 
@@ -50,7 +50,7 @@ def possible() -> bool:
 
 def write_page(folder: Path) -> Path:
     """Write FOLDER/report.html, as a run does at its end."""
-    from pgfed.engine.durable import write_atomic
+    from pgfed.engine.storage.durable import write_atomic
 
     path = folder / "report.html"
     write_atomic(path, render(read([folder])))

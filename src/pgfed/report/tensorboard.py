@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import Setup
+from pgfed.engine.setup import Setup
 from pgfed.errors import UserError
 from pgfed.methods.registry import BASELINE
 from pgfed.report.figures.specification import DIVERGING, GAP, MAX_CLIENTS
 from pgfed.results import statistics as stats
-from pgfed.results.layout import seed_folder
+from pgfed.results.folder.layout import seed_folder
 from pgfed.results.statistics import Floats
 
 FOLDER = "tensorboard"  # in the run folder

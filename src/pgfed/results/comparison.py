@@ -14,8 +14,8 @@ from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
 from pgfed.model.metrics import Metric
 from pgfed.results import statistics as stats
+from pgfed.results.folder.history import troubles
 from pgfed.results.formats import count
-from pgfed.results.history import troubles
 from pgfed.results.runs import Clients, MethodInfo, RunData, SeedRun
 from pgfed.results.statistics import Comparison, Floats, Gain, Helpfulness, Paired
 

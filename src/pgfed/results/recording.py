@@ -8,22 +8,17 @@ from pathlib import Path
 from pgfed.engine.callbacks import Callback
 from pgfed.engine.environment import environment
 from pgfed.engine.rounds import Run, Start
-from pgfed.engine.runs import Past, Setup, execute
+from pgfed.engine.runs import Past, execute
+from pgfed.engine.setup import Setup
 from pgfed.modules import NONE, Allowed
-from pgfed.results import layout
-from pgfed.results.layout import seed_folder
-from pgfed.results.models import Models, ModelsInFolder, ModelsInMemory
-from pgfed.results.runs import (
-    Evidence,
-    RunData,
-    SeedRun,
-    client_names,
-    each_run,
-    evidence_of,
-    seed_run_of,
-)
+from pgfed.results.folder import layout
+from pgfed.results.folder.layout import seed_folder
+from pgfed.results.folder.writer import RunWriter, data_of, earlier
+from pgfed.results.kept.models import Models, ModelsInFolder
+from pgfed.results.kept.writing import ModelsInMemory
+from pgfed.results.runs import Evidence, RunData, SeedRun, client_names, evidence_of, seed_run_of
 from pgfed.results.statistics import Floats
-from pgfed.results.writer import RunWriter, data_of, earlier
+from pgfed.results.summary import each_run
 
 Kept = Mapping[tuple[str, int], Models]  # by method and seed
 

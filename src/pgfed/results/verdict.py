@@ -13,8 +13,8 @@ import numpy as np
 from pgfed.model.metrics import ACCURACY, Metric
 from pgfed.results.comparison import Group, Method, different_settings
 from pgfed.results.formats import between, count, difference, gain, meaning, points, score, sentence
-from pgfed.results.runs import undefined
 from pgfed.results.statistics import Comparison, Gain
+from pgfed.results.summary import undefined
 
 NAMED = 8  # clients that a line names
 FEW = 10  # clients, below which a bootstrap over them is crude

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from pgfed.config.experiment import IN_MEMORY
-from pgfed.engine.runs import load_federation
+from pgfed.engine.setup import load_federation
 from pgfed.errors import UserError
 from pgfed.model.metrics import Metric
 from pgfed.modules import NONE, Allowed
-from pgfed.results import layout
-from pgfed.results.models import Diverged, kept_models
+from pgfed.results.folder import layout
+from pgfed.results.kept.models import Diverged, kept_models
 from pgfed.results.runs import RunData
 from pgfed.results.statistics import Floats
 from pgfed.takehome.metrics import objective_of, score

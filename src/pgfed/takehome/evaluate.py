@@ -12,11 +12,11 @@ import numpy as np
 from pgfed.config.experiment import IN_MEMORY
 from pgfed.data import matching as agreed
 from pgfed.data.federation import Shard, build_seat
-from pgfed.engine.runs import load_federation
+from pgfed.engine.setup import load_federation
 from pgfed.errors import UserError
 from pgfed.modules import NONE, Allowed
-from pgfed.results import layout
-from pgfed.results.models import Diverged, Model, kept_models
+from pgfed.results.folder import layout
+from pgfed.results.kept.models import Diverged, Model, kept_models
 from pgfed.results.runs import RunData, client_title
 from pgfed.takehome.metrics import Scores, objective_of, score
 

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from pgfed.engine.durable import write_atomic
+from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
-from pgfed.results.models import Model
+from pgfed.results.kept.models import Model
 
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
 CHECKED = (1, 2, 5)  # sizes of the batches that are compared: the first dimension is free

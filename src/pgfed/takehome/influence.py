@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pgfed.errors import UserError
-from pgfed.results import layout
-from pgfed.results.reader import finished_run
+from pgfed.results.folder import layout
+from pgfed.results.folder.reader import finished_run
 from pgfed.results.runs import RunData, client_title
 from pgfed.results.statistics import Pairs
 from pgfed.takehome.figures import drawing

@@ -19,7 +19,7 @@ from pgfed.data.files.tree import LITTER
 from pgfed.data.matching import form
 from pgfed.data.tables.reading import Bad, frame, raw, rows
 from pgfed.errors import NOTES, UserError
-from pgfed.results.models import Model
+from pgfed.results.kept.models import Model
 
 BATCH = 256
 

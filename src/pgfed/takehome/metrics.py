@@ -14,8 +14,8 @@ from pgfed.data.federation import Shard
 from pgfed.engine.objective import make_objective
 from pgfed.model.objectives import Objective
 from pgfed.modules import Allowed
-from pgfed.results import manifest as manifests
-from pgfed.results.models import Model
+from pgfed.results.kept import manifest as manifests
+from pgfed.results.kept.models import Model
 
 BATCH = 256
 

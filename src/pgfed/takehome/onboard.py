@@ -20,7 +20,7 @@ from pgfed.data import matching as agreed
 from pgfed.data.augment import augmentation
 from pgfed.data.federation import Federation, Shard, build_seat
 from pgfed.engine.client import one_thread
-from pgfed.engine.durable import write_atomic
+from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
 from pgfed.methods.randomness import Rng
@@ -30,12 +30,14 @@ from pgfed.model.metrics import Metric
 from pgfed.model.networks import factory, make_task
 from pgfed.model.task import Task
 from pgfed.modules import NONE, Allowed
-from pgfed.results import layout
-from pgfed.results import manifest as manifests
+from pgfed.results.folder import layout
+from pgfed.results.folder.layout import csv_text
 from pgfed.results.formats import axis, factor
-from pgfed.results.layout import csv_text
-from pgfed.results.models import Model, kept_models, write_frozen, write_model
-from pgfed.results.runs import RunData, number
+from pgfed.results.kept import manifest as manifests
+from pgfed.results.kept.models import Model, kept_models
+from pgfed.results.kept.writing import write_frozen, write_model
+from pgfed.results.runs import RunData
+from pgfed.results.summary import number
 from pgfed.takehome.figures import drawing
 from pgfed.takehome.metrics import objective_of
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from pgfed.data.targets import Targets
 from pgfed.errors import UserError
 from pgfed.modules import NONE, Allowed
-from pgfed.results.layout import csv_text
-from pgfed.results.models import Model
+from pgfed.results.folder.layout import csv_text
+from pgfed.results.kept.models import Model
 from pgfed.takehome.inputs import batches
 from pgfed.takehome.metrics import objective_of
 

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from pgfed.engine.backends.base import Backend, Serial
 from pgfed.engine.backends.process import Process
-from pgfed.engine.checkpoints import Checkpoints
-from pgfed.engine.durable import state_from_bytes, state_to_bytes
 from pgfed.engine.rounds import Run
-from pgfed.engine.store import ClientStore
+from pgfed.engine.storage.checkpoints import Checkpoints
+from pgfed.engine.storage.durable import state_from_bytes, state_to_bytes
+from pgfed.engine.storage.store import ClientStore
 from pgfed.methods.averaging import Mean
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.randomness import Rng, ServerRng, draw_cohort

@@ -16,7 +16,7 @@ from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import available_cores
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import Setup
+from pgfed.engine.setup import Setup
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.randomness import draw_cohort
 

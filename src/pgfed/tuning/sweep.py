@@ -24,15 +24,16 @@ from pgfed.config.tables import BASE, Experiment
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.process import available_cores
 from pgfed.engine.callbacks import Callback, Record
-from pgfed.engine.durable import sha256, write_atomic
 from pgfed.engine.parallel import jobs_for, side_by_side
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import Setup, execute, load_federation, prepare, with_cohort
+from pgfed.engine.runs import execute
+from pgfed.engine.setup import Setup, load_federation, prepare, with_cohort
+from pgfed.engine.storage.durable import sha256, write_atomic
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.model.metrics import Metric
-from pgfed.results.history import last_scores
-from pgfed.results.layout import csv_text
+from pgfed.results.folder.history import last_scores
+from pgfed.results.folder.layout import csv_text
 from pgfed.tuning.cost import estimate
 
 Grid = dict[str, list[Any]]  # key of [method.NAME] -> values

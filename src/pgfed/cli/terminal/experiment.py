@@ -11,14 +11,14 @@ import numpy as np
 from pgfed.cli.terminal.tables import console, table
 from pgfed.model.metrics import Metric
 from pgfed.results.comparison import Group, Method, Score, group
+from pgfed.results.folder.layout import methods_of
 from pgfed.results.formats import count, duration, score, size, travelling
 from pgfed.results.formats import gain as points
-from pgfed.results.layout import methods_of
 from pgfed.results.verdict import judge
 
 if TYPE_CHECKING:
     from pgfed.data.federation import Federation
-    from pgfed.engine.runs import Setup
+    from pgfed.engine.setup import Setup
     from pgfed.results.runs import RunData
     from pgfed.tuning.cost import Estimate
 

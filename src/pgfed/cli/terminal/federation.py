@@ -15,8 +15,8 @@ from pgfed.cli.terminal.experiment import outcomes
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import FederationFolder
 from pgfed.federation.server import control, status
+from pgfed.results.folder.reader import load
 from pgfed.results.formats import duration, percent, size
-from pgfed.results.reader import load
 
 EVERY = 0.5  # seconds between two looks at the status
 AWAY = 60.0  # seconds without a sign of life after which a site is missed

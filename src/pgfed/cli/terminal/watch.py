@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from pgfed.config import experiment
-from pgfed.engine.durable import in_use
+from pgfed.engine.storage.durable import in_use
 from pgfed.model.metrics import Metric
-from pgfed.results import layout
+from pgfed.results.folder import layout
+from pgfed.results.folder.history import History
+from pgfed.results.folder.layout import how_to_go_on, seed_folder
+from pgfed.results.folder.reader import read_curves, read_methods, read_metric
 from pgfed.results.formats import count, duration, score, size
-from pgfed.results.history import History
-from pgfed.results.layout import how_to_go_on, seed_folder
-from pgfed.results.reader import read_curves, read_methods, read_metric
 
 INTERVAL = 1.0  # seconds
 BARS = "▁▂▃▄▅▆▇█"

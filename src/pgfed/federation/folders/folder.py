@@ -28,8 +28,8 @@ from pydantic import Field
 from pgfed.config import experiment as experiments
 from pgfed.config.schema import Table, check
 from pgfed.config.tables import DEFAULT_COHORT, Experiment
-from pgfed.engine.durable import write_atomic
 from pgfed.engine.objective import targets_of
+from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
 from pgfed.federation.folders import templates
 from pgfed.modules import NONE, Allowed, allowed
@@ -246,7 +246,7 @@ def init(
     insecure: bool,
 ) -> Agreement:
     """Write the folder of a federation, and in it the folder of each site."""
-    from pgfed.engine.runs import read_schema
+    from pgfed.engine.setup import read_schema
     from pgfed.federation.folders.keys import make_authority, make_site_key
 
     if path.exists() and (not path.is_dir() or any(path.iterdir())):

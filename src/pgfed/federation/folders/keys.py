@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from pgfed.engine.durable import write_atomic
+from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
 
 YEARS = 10  # of the authority and of the server's certificate

@@ -16,10 +16,11 @@ from typing import Any, Self
 
 from pgfed.config.tables import FORMAT
 from pgfed.engine.callbacks import Callback, Record
-from pgfed.engine.checkpoints import Checkpoints
-from pgfed.engine.durable import write_atomic
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import Setup, run_method
+from pgfed.engine.runs import run_method
+from pgfed.engine.setup import Setup
+from pgfed.engine.storage.checkpoints import Checkpoints
+from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
 from pgfed.federation.flower.grid import Stopped
 from pgfed.federation.flower.records import Grid
@@ -29,14 +30,16 @@ from pgfed.federation.server.backend import Flower, QuorumError, Replay
 from pgfed.federation.server.seats import Seats
 from pgfed.federation.server.status import Status
 from pgfed.methods.registry import BASELINE
-from pgfed.results import layout
-from pgfed.results import manifest as manifests
-from pgfed.results.layout import csv_text
-from pgfed.results.manifest import NAME
-from pgfed.results.models import GLOBAL, manifest, model_files, write_frozen, write_model
+from pgfed.results.folder import layout
+from pgfed.results.folder.files import write_json
+from pgfed.results.folder.layout import csv_text
+from pgfed.results.folder.writer import RunWriter
+from pgfed.results.kept import manifest as manifests
+from pgfed.results.kept.manifest import NAME
+from pgfed.results.kept.models import GLOBAL
+from pgfed.results.kept.writing import manifest, model_files, write_frozen, write_model
 from pgfed.results.runs import Evidence
 from pgfed.results.statistics import Floats
-from pgfed.results.writer import RunWriter, write_json
 
 WRITTEN = "written.json"  # in a models folder: the sites that have written theirs
 

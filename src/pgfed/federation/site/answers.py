@@ -26,7 +26,13 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from pgfed.engine.client import ClientError, ClientSide
-from pgfed.engine.durable import DamagedFile, sha256, state_from_bytes, state_to_bytes, write_atomic
+from pgfed.engine.storage.durable import (
+    DamagedFile,
+    sha256,
+    state_from_bytes,
+    state_to_bytes,
+    write_atomic,
+)
 from pgfed.errors import UserError
 from pgfed.federation.flower.records import BadRecord, Head, field, pack, unpack
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
@@ -36,11 +42,11 @@ from pgfed.federation.site import data as sitedata
 from pgfed.methods.contract import FederationInfo
 from pgfed.methods.registry import BASELINE
 from pgfed.methods.values import State
-from pgfed.results import manifest as manifests
-from pgfed.results.layout import EVIDENCE, csv_text, seed_folder
-from pgfed.results.models import manifest, write_frozen, write_model
+from pgfed.results.folder.files import write_evidence
+from pgfed.results.folder.layout import EVIDENCE, csv_text, seed_folder
+from pgfed.results.kept import manifest as manifests
+from pgfed.results.kept.writing import manifest, write_frozen, write_model
 from pgfed.results.runs import Evidence
-from pgfed.results.writer import write_evidence
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pgfed.data import OWN
 from pgfed.data import matching as agreed
 from pgfed.data.federation import Federation, build_seat
 from pgfed.data.tables.schema import Schema
-from pgfed.engine.runs import read_schema
+from pgfed.engine.setup import read_schema
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import SiteFolder
 

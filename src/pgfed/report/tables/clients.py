@@ -17,8 +17,8 @@ from pgfed.report.tables.cells import (
 )
 from pgfed.results.comparison import Group, Method
 from pgfed.results.formats import bare, sentence
-from pgfed.results.runs import number
 from pgfed.results.statistics import Gain
+from pgfed.results.summary import number
 
 Gained = tuple[str, Gain]  # a method's label and what its clients gained
 

@@ -23,8 +23,8 @@ from pgfed.report.tables.cells import (
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
+from pgfed.results.folder.history import Site
 from pgfed.results.formats import NONE, sentence
-from pgfed.results.history import Site
 from pgfed.results.runs import NO_ATTACK, RunData, SeedRun
 
 # -- replies that did not count ----------------------------------------------------------------

@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pgfed.engine.durable import DamagedFile, read_state, sha256, state_to_bytes, write_atomic
-from pgfed.engine.store import ClientStore, Entry
+from pgfed.engine.storage.durable import (
+    DamagedFile,
+    read_state,
+    sha256,
+    state_to_bytes,
+    write_atomic,
+)
+from pgfed.engine.storage.store import ClientStore, Entry
 from pgfed.methods.values import State
 
 if TYPE_CHECKING:

@@ -20,19 +20,19 @@ from pgfed.config import experiment as experiments
 from pgfed.config.tables import BASE, Experiment
 from pgfed.data.files import npz
 from pgfed.engine.callbacks import Record
-from pgfed.engine.durable import in_use
+from pgfed.engine.storage.durable import in_use
 from pgfed.errors import UserError, first_line
 from pgfed.methods import registry as algorithms
 from pgfed.methods.roles import Course, Role
 from pgfed.model.metrics import ACCURACY, Metric, Unit
-from pgfed.results import layout
-from pgfed.results.history import History, history_of, read_history
-from pgfed.results.layout import seed_folder
+from pgfed.results.folder import layout
+from pgfed.results.folder.evidence import read_evidence
+from pgfed.results.folder.history import History, history_of, read_history
+from pgfed.results.folder.layout import seed_folder
 from pgfed.results.runs import (
     SCORES,
     Arm,
     Clients,
-    Evidence,
     MethodInfo,
     RunData,
     SeedRun,
@@ -45,8 +45,6 @@ OTHERS = ("domain", "gain", "rounds", "attacker")  # the columns beyond are metr
 # The arrays of alpha.npz, as the PGFed family exports them.
 ALPHA = ("start", "meetings")
 ALPHA_PARTS = ("alpha", "data", "indices", "indptr", "shape", "last_ids", "last_products")
-EVIDENCE = ("offsets", "outcome")
-EVIDENCE_PARTS = ("outputs", "target", "metric_names", "metric_values")
 # What 0.1 (format 1) called a column, and what its methods would have said of themselves.
 RENAMED = {"gain_over_local": "gain", "last10": "mean"}
 _OF_PGFED = {"control": {"mu": 0.0}, "control_twin": "fedavg-local"}
@@ -222,43 +220,6 @@ def _read_alpha(path: Path, clients: int) -> dict[str, Any] | None:
     if pairs.clients != clients:
         raise UserError(f"{path}: {pairs.clients} clients, but clients.csv has {clients}")
     return arrays
-
-
-def read_evidence(path: Path, clients: int, *, outputs: bool = False) -> Evidence | None:
-    """What the kept models gave for each test sample; None where nobody wrote it down.
-
-    ``outputs``: also read the models' outputs, which are as many numbers for each class.
-    """
-    if not path.is_file():
-        return None
-    skip = ("metric_names", "metric_values", *(() if outputs else ("outputs", "target")))
-    arrays = npz.read(path, EVIDENCE, EVIDENCE_PARTS, skip=skip)
-    offsets, outcome, out = arrays["offsets"], arrays["outcome"], arrays.get("outputs")
-    target = arrays.get("target")
-    sound = offsets.dtype == np.int64 and outcome.dtype == np.float32
-    sound = sound and (offsets.shape, outcome.ndim) == ((clients + 1,), 1)
-    sound = sound and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
-    sound = sound and len(outcome) == offsets[-1]
-    if out is not None:
-        sound = sound and out.dtype == np.float32
-        sound = sound and (out.ndim, len(out)) == (2, len(outcome))
-    if target is not None:
-        sound = sound and target.dtype.kind in "if" and target.shape[:1] == outcome.shape
-    if not sound:
-        raise UserError(f"{path}: not the evidence of {clients} clients; the file is damaged")
-    return Evidence(offsets, outcome, out, target)
-
-
-def read_metrics(path: Path, clients: int) -> dict[str, Floats]:
-    """The metrics of the kept models, of a run that has not come to its end."""
-    arrays = npz.read(path, EVIDENCE, EVIDENCE_PARTS, skip=(*EVIDENCE, "outputs", "target"))
-    names, values = arrays.get("metric_names"), arrays.get("metric_values")
-    if names is None or values is None:
-        return {}
-    sound = names.dtype.kind == "U" and values.dtype == np.float64
-    if not sound or (names.ndim, values.shape) != (1, (len(names), clients)):
-        raise UserError(f"{path}: not the metrics of {clients} clients; the file is damaged")
-    return {str(name): row for name, row in zip(names, values, strict=True)}
 
 
 def read_metric(path: Path) -> Metric:

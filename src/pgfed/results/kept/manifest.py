@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pgfed.data.federation import Federation
 from pgfed.data.tables.schema import Schema, from_plain
-from pgfed.engine.durable import write_atomic
+from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
 
 NAME = "manifest.json"

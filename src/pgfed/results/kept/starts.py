@@ -8,13 +8,13 @@ from pathlib import Path
 from torch import Tensor
 
 from pgfed.config import experiment as experiments
-from pgfed.engine.durable import sha256
 from pgfed.engine.rounds import Start
+from pgfed.engine.storage.durable import sha256
 from pgfed.errors import NOTES, UserError
 from pgfed.model.task import Task
-from pgfed.results import layout
-from pgfed.results import manifest as manifests
-from pgfed.results.models import ModelsInFolder
+from pgfed.results.folder import layout
+from pgfed.results.kept import manifest as manifests
+from pgfed.results.kept.models import ModelsInFolder
 
 
 class Earlier:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pgfed.engine.durable import read_state, sha256, state_to_bytes, write_atomic
+from pgfed.engine.storage.durable import read_state, sha256, state_to_bytes, write_atomic
 from pgfed.methods.values import State
 
 MEMORY = 2 << 30  # bytes of states kept in memory by default

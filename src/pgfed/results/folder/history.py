@@ -16,7 +16,7 @@ import numpy as np
 
 from pgfed.config.experiment import LAST
 from pgfed.engine.callbacks import Record
-from pgfed.engine.durable import write_atomic
+from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
 from pgfed.results.formats import count
 from pgfed.results.statistics import Floats

@@ -1,0 +1,1 @@
+"""What outlives a process: files that are whole, checkpoints, the clients' states."""

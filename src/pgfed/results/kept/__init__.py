@@ -1,0 +1,1 @@
+"""Models that are kept, and what is known of them."""
