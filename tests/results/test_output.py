@@ -277,7 +277,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def full(path: Path, data: bytes | str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pgfed.results.kept.models.write_atomic", full)
+    monkeypatch.setattr("pgfed.results.kept.writing.write_atomic", full)
     data = blobs(60)
     with pytest.raises(UserError, match="No space left"):
         pgfed.run(
@@ -321,7 +321,7 @@ def test_interrupted_while_it_is_made_the_folder_is_complete_in_the_end(
             write_atomic(path, data)
 
         with monkeypatch.context() as patched:
-            patched.setattr("pgfed.results.folder.writer.write_atomic", interrupted)
+            patched.setattr("pgfed.results.folder.files.write_atomic", interrupted)
             with pytest.raises(KeyboardInterrupt), RunWriter(cut, setup, resume=after > 0):
                 pass
         with RunWriter(cut, setup, resume=True):
