@@ -19,6 +19,7 @@ from pgfed.data.dataset import Options
 from pgfed.data.federation import build
 from pgfed.data.own import load
 from pgfed.data.tables.proposal import propose
+from pgfed.data.tables.reading import Bad, frame, frames
 from pgfed.data.tables.schema import Schema, from_plain
 from pgfed.errors import UserError
 
@@ -272,7 +273,10 @@ def test_a_run_on_tables_and_what_is_taken_home(banks: Path, pgfed):
     with Path("new.csv").open("w") as file:
         csv.writer(file).writerows(new)
     given = ("predict", "run", "--client", "beta", "--method", "fedavg", "new.csv")
-    assert "new.csv line 4: amount: found 'x'" in pgfed(*given).line
+    done = pgfed(*given)
+    assert done.code == 2
+    assert "new.csv line 4: amount: found 'x'" in done.err
+    assert len(done.out.split()) == 3  # the others are done
     found = pgfed(*given, "--skip-bad")
     assert [line.split(",")[:2] for line in found.out.split()[1:]] == [
         ["new.csv", "2"],
@@ -338,3 +342,21 @@ def test_semicolons_and_tabs_are_read(tmp_path: Path):
             separator.join("ab") + "\n" + "\n".join(f"{i}{separator}{i % 2}" for i in range(4))
         )
         assert len(load(f"csv:{path}", None).y) == 4
+
+
+def test_a_file_in_pieces_is_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "long.csv"
+    lines = ["a,b", *(f"{k},{k * k}" for k in range(1, 30))]
+    lines.insert(12, "1,2,3,4")  # cannot be parsed
+    path.write_text("\n".join(lines))
+    monkeypatch.setattr("pgfed.data.tables.reading.AT_ONCE", 4)
+    whole, pieces = Bad(skip=True), Bad(skip=True)
+    one = frame(path, whole)
+    parts = list(frames(path, pieces))
+    assert len(parts) == 8
+    assert [v for part in parts for v in part["b"]] == one["b"].tolist()
+    assert [i for part in parts for i in part.index] == one.index.tolist()
+    assert pieces.rows == whole.rows != []
+    one.to_parquet(tmp_path / "long.parquet")
+    again = list(frames(tmp_path / "long.parquet", Bad(skip=True)))
+    assert [v for part in again for v in part["b"]] == one["b"].tolist()

@@ -69,7 +69,7 @@ def same(ours: Tensor, theirs: Tensor) -> None:
 def test_onnx(trained: Path, pgfed: Command) -> None:
     done = pgfed("export", trained, *OURS)
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("client-0001.onnx: gives the same logits")
+    assert done.out.startswith("client-0001.onnx: gives the same outputs")
     session = onnxruntime.InferenceSession("client-0001.onnx", providers=["CPUExecutionProvider"])
     module, entry = package.load(trained, allow_modules=[__name__])
     for n in (1, 4, 33):  # the size of the batch is free
@@ -82,6 +82,24 @@ def test_onnx(trained: Path, pgfed: Command) -> None:
     assert found["classes"] == entry["classes"]
     assert found["normalisation"] == entry["normalisation"]
     assert found["sha256"] == entry["sha256"]
+
+
+def test_with_what_comes_before_and_after(trained: Path, pgfed: Command) -> None:
+    done = pgfed("export", trained, "--with-normalisation", "--format", "torch", *OURS)
+    assert (done.code, done.err) == (0, "")
+    module, entry = package.load(trained, allow_modules=[__name__])
+    rule = entry["normalisation"]
+    program = torch.export.load("client-0001.pt2").module()
+    if rule["input"] == "uint8":
+        x = (inputs(5) * 127.5 + 127.5).round().to(torch.uint8)
+        given = x.float() / rule["divide"] - rule["subtract"]
+    else:
+        x = given = inputs(5)
+    with torch.no_grad():
+        same(torch.softmax(module(given), dim=1), program(x))
+    refused = pgfed("export", trained, "--format", "torch", *OURS)
+    assert (refused.code, "client-0001.pt2: exists" in refused.line) == (2, True)
+    assert pgfed("export", trained, "--format", "torch", "--overwrite", *OURS).code == 0
 
 
 def test_torch(trained: Path, pgfed: Command) -> None:

@@ -163,6 +163,24 @@ def test_bad_images_are_one_line(grey: Grey, pgfed: Command, tmp_path: Path) -> 
     assert "cannot be written" in done.line
 
 
+def test_one_bad_file_does_not_keep_back_the_others(
+    grey: Grey, pgfed: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("no image")
+    array = grey[0].parent / "data.npz"
+    good = rows(pgfed("predict", model(grey), array).out)
+    done = pgfed("predict", model(grey), "notes.txt", array, "--out", "p.csv")
+    assert done.code == 2
+    assert done.line.endswith("all others are done")
+    assert rows(Path("p.csv").read_text()) == good
+    quiet = pgfed("predict", model(grey), "notes.txt", array, "--skip-bad")
+    assert (quiet.code, rows(quiet.out)) == (0, good)
+    for row in good:  # the probabilities of all classes, which the first is the largest of
+        each = {key[2:]: float(p) for key, p in row.items() if key.startswith("p:")}
+        assert sum(each.values()) == pytest.approx(1, abs=1e-5)
+        assert max(each, key=lambda name: each[name]) == row["class"]
+
+
 def test_grey_images_for_a_colour_model(pgfed: Command, tmp_path: Path) -> None:
     """Grey becomes colour without loss, as when a folder of both is trained on."""
     x, y, _ = pictures(48, size=12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -156,23 +157,30 @@ def predict(
     allow_module: AllowModule = None,
 ) -> None:
     """Predict for images, arrays or rows of tables: classes with probabilities, or values; CSV."""
-    from pgfed.engine.storage.durable import write_atomic
+    from pgfed.engine.storage.durable import replacing
     from pgfed.results.formats import count
     from pgfed.results.kept.models import find_model
     from pgfed.takehome import predict as predictions
 
     trusted = allowed(allow_module)
     opened = find_model(model, client, method, seed, trusted)
-    found = predictions.predict(opened, files, resize=resize, skip_bad=skip_bad, allowed=trusted)
-    text = predictions.as_csv(found)
+    rows = predictions.predict(opened, files, resize=resize, skip_bad=skip_bad, allowed=trusted)
     if out is None:
-        print(text, end="")
+        _, left_out = predictions.write(rows, sys.stdout)
+        if left_out is not None:
+            raise left_out
         return
     try:
-        write_atomic(out, text)
+        with replacing(out) as file:
+            stream = TextIOWrapper(file, "utf-8", newline="")
+            done, left_out = predictions.write(rows, stream)
+            stream.flush()
+            stream.detach()
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
-    print(f"{count(len(found), 'prediction')}: {out}")
+    print(f"{count(done, 'prediction')}: {out}")
+    if left_out is not None:
+        raise left_out
 
 
 def export(
@@ -184,6 +192,16 @@ def export(
         Path | None,
         typer.Option(metavar="FILE", help="By default MODEL's name, in the current folder."),
     ] = None,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--with-normalisation",
+            help="Put the scaling of inputs, and soft-max or units of outputs, into the graph.",
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file that is there.")
+    ] = False,
     client: OfClient = None,
     method: OfMethod = None,
     seed: Seed = None,
@@ -194,9 +212,10 @@ def export(
     from pgfed.results.kept.models import find_model
     from pgfed.takehome.export import export as exported
 
-    opened = find_model(model, client, method, seed, allowed(allow_module))
-    done = exported(opened, format.value, out)
-    print(f"{done.path}: gives the same logits (largest difference {done.difference:.1g})")
+    trusted = allowed(allow_module)
+    opened = find_model(model, client, method, seed, trusted)
+    done = exported(opened, format.value, out, whole=whole, replace=overwrite, allowed=trusted)
+    print(f"{done.path}: gives the same outputs (largest difference {done.difference:.1g})")
 
 
 def onboard(

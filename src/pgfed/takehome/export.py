@@ -24,7 +24,10 @@ from torch.export import Dim, ExportedProgram
 
 from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
+from pgfed.model.objectives import Objective
+from pgfed.modules import NONE, Allowed
 from pgfed.results.kept.models import Model
+from pgfed.takehome.metrics import objective_of
 
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
 CHECKED = (1, 2, 5)  # sizes of the batches that are compared: the first dimension is free
@@ -40,17 +43,33 @@ class Exported:
     difference: float  # the largest of any logit in the check
 
 
-def export(model: Model, kind: str, out: Path | None) -> Exported:
-    """Write the model in another format, once it has given the same logits as the original."""
+def export(
+    model: Model,
+    kind: str,
+    out: Path | None,
+    *,
+    whole: bool = False,
+    replace: bool = False,
+    allowed: Allowed = NONE,
+) -> Exported:
+    """Write the model in another format, once it has given the same outputs as the original.
+
+    ``whole``: with what is done to inputs before it and to outputs after it in the graph.
+    ``replace``: a file that is there.
+    """
     path = out or Path(model.path.stem + SUFFIX[kind])
+    if path.exists() and not replace:
+        raise UserError(f"{path}: exists; give another name with --out, or --overwrite it")
     module = model.module()
+    if whole:
+        module = _Whole(module, model, objective_of(model, allowed)).eval()
     about = json.dumps(_about(model))
     with _quiet():
         try:
-            program = _program(module, model.manifest.shape)
+            program = _program(module, _random(2, model, whole))
             data = {"onnx": _onnx, "torch": _torch}[kind](program, about)
             logits = {"onnx": _run_onnx, "torch": _run_torch}[kind](data)
-            difference = _compare(module, logits, model.manifest.shape)
+            difference = _compare(module, logits, model, whole)
         except UserError:
             raise
         except Exception as error:  # whatever an exporter says to a model it cannot express
@@ -63,6 +82,23 @@ def export(model: Model, kind: str, out: Path | None) -> Exported:
     return Exported(path, difference)
 
 
+class _Whole(nn.Module):
+    """The model from what a site has to what it wants to know."""
+
+    def __init__(self, module: nn.Module, model: Model, objective: Objective) -> None:
+        super().__init__()
+        self.module = module
+        self.rule, self.objective = model.manifest.normalisation, objective
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.float() / self.rule.divide - self.rule.subtract if self._scales else x
+        return self.objective.predictions(self.module(x))
+
+    @property
+    def _scales(self) -> bool:
+        return (self.rule.divide, self.rule.subtract) != (1.0, 0.0)
+
+
 def _about(model: Model) -> dict[str, Any]:
     wanted = (
         *("method", "round", "seed", "input_shape", "classes", "targets", "normalisation"),
@@ -71,10 +107,20 @@ def _about(model: Model) -> dict[str, Any]:
     return {key: model.entry[key] for key in wanted}
 
 
-def _program(module: nn.Module, shape: tuple[int, ...]) -> ExportedProgram:
-    program = torch.export.export(
-        module, (torch.zeros(2, *shape),), dynamic_shapes=({0: Dim.DYNAMIC},)
-    )
+def _random(n: int, model: Model, whole: bool) -> Tensor:
+    """Inputs such as the exported graph takes."""
+    about, random = model.manifest, torch.Generator().manual_seed(n)
+    if about.normalisation.input == "int64":
+        known = int(about.model_options.get("vocabulary") or 2)
+        return torch.randint(known, (n, *about.shape), generator=random)
+    if whole and about.normalisation.input == "uint8":
+        pixels = torch.randint(256, (n, *about.shape), generator=random)
+        return pixels.to(torch.uint8)
+    return torch.rand(n, *about.shape, generator=random) * 2 - 1
+
+
+def _program(module: nn.Module, example: Tensor) -> ExportedProgram:
+    program = torch.export.export(module, (example,), dynamic_shapes=({0: Dim.DYNAMIC},))
     # They would be stored as a pickle.
     program.example_inputs = None
     return program
@@ -117,12 +163,11 @@ def _run_onnx(data: bytes) -> Logits:
 
 
 @torch.no_grad()
-def _compare(module: nn.Module, exported: Logits, shape: tuple[int, ...]) -> float:
+def _compare(module: nn.Module, exported: Logits, model: Model, whole: bool) -> float:
     """The largest difference of any logit on random inputs, which must be rounding."""
-    random = torch.Generator().manual_seed(0)
     largest = 0.0
     for n in CHECKED:
-        x = torch.rand(n, *shape, generator=random) * 2 - 1
+        x = _random(n, model, whole)
         ours, theirs = module(x), exported(x)
         if not torch.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE):
             gap = float((ours - theirs).abs().max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from pgfed.data.files import npz
 from pgfed.data.files.folder import COLOUR_MODES, BadImage, opened
 from pgfed.data.files.tree import LITTER
 from pgfed.data.matching import form
-from pgfed.data.tables.reading import Bad, frame, raw, rows
+from pgfed.data.tables.reading import Bad, frames, raw, rows
 from pgfed.errors import NOTES, UserError
 from pgfed.results.kept.models import Model
 
@@ -38,16 +39,21 @@ def batches(
 ) -> Iterator[tuple[list[Input], Tensor]]:
     """The samples with their inputs as the model wants them, at most 256 at a time.
 
-    ``skip_bad`` leaves out rows of tables and images that cannot be used.
+    Rows of tables and images that cannot be used do not keep back the others; at the end there is
+    an error about them, unless ``skip_bad`` asks for none.
     """
     waiting: list[Input] = []
-    for sample in _samples(paths, model, resize, skip_bad):
+    left_out: list[str] = []
+    for sample in _samples(paths, model, resize, skip_bad, left_out):
         waiting.append(sample)
         if len(waiting) == BATCH:
             yield waiting, _prepared(waiting, model)
             waiting = []
     if waiting:
         yield waiting, _prepared(waiting, model)
+    if left_out:
+        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+        raise LeftOut(f"{left_out[0]}{more}; all others are done")
 
 
 def _prepared(samples: list[Input], model: Model) -> Tensor:
@@ -56,7 +62,13 @@ def _prepared(samples: list[Input], model: Model) -> Tensor:
     return x if rule.input != "uint8" else torch.div(x, rule.divide).sub_(rule.subtract)
 
 
-def _samples(paths: Sequence[Path], model: Model, resize: bool, skip_bad: bool) -> Iterator[Input]:
+class LeftOut(UserError):
+    """Told at the end: what could not be used did not keep back the rest."""
+
+
+def _samples(
+    paths: Sequence[Path], model: Model, resize: bool, skip_bad: bool, left_out: list[str]
+) -> Iterator[Input]:
     for path in paths:
         if not path.exists():
             raise UserError(f"{path}: does not exist")
@@ -64,15 +76,16 @@ def _samples(paths: Sequence[Path], model: Model, resize: bool, skip_bad: bool) 
             yield from _array(path, model)
             continue
         if path.suffix in (".csv", ".parquet"):
-            yield from _table(path, model, skip_bad)
+            yield from _table(path, model, skip_bad, left_out)
             continue
         for file in _images(path) if path.is_dir() else [path]:
             try:
                 yield Input(file, None, _image(file, model, resize))
             except BadImage as error:
-                if not skip_bad:
-                    raise UserError(f"{error}; --skip-bad leaves it out") from None
-                NOTES.warning(f"left out: {error}")
+                if skip_bad:
+                    NOTES.warning(f"left out: {error}")
+                else:
+                    left_out.append(f"{error}; --skip-bad leaves it out")
 
 
 def _images(folder: Path) -> list[Path]:
@@ -116,7 +129,7 @@ def _image(path: Path, model: Model, resize: bool) -> NDArray[np.uint8]:
     return np.asarray(pixels).reshape(height, width, channels).transpose(2, 0, 1)
 
 
-def _table(path: Path, model: Model, skip_bad: bool) -> Iterator[Input]:
+def _table(path: Path, model: Model, skip_bad: bool, left_out: list[str]) -> Iterator[Input]:
     """The rows of a csv or parquet file, prepared as the client's training rows were."""
     schema = model.table
     if schema is None:
@@ -133,13 +146,19 @@ def _table(path: Path, model: Model, skip_bad: bool) -> Iterator[Input]:
     if (schema.width,) != model.manifest.shape:
         raise UserError(f"{model.path.parent}: its table does not fit its model; damaged")
     bad = Bad(skip_bad)
-    part = rows(path, frame(path, bad), schema, bad, targets=False)
-    bad.settle(str(path))
-    values, columns = raw([part], schema)
-    for name, count in columns.unseen(values, schema).items():
+    unseen: Counter[str] = Counter()
+    for table in frames(path, bad):
+        part = rows(path, table, schema, bad, targets=False)
+        values, columns = raw([part], schema)
+        unseen.update(columns.unseen(values, schema))
+        for row, x in zip(part.line.tolist(), columns.inputs(values, schema), strict=True):
+            yield Input(path, row, x)
+    for name, count in unseen.items():
         NOTES.warning(f"{path}: {count} rows have a category of {name!r} that is not known")
-    for row, x in zip(part.line.tolist(), columns.inputs(values, schema), strict=True):
-        yield Input(path, row, x)
+    try:
+        bad.settle(str(path))
+    except UserError as error:
+        left_out.append(str(error))
 
 
 def _array(path: Path, model: Model) -> Iterator[Input]:

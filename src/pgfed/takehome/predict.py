@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -12,9 +13,8 @@ from torch import Tensor
 from pgfed.data.targets import Targets
 from pgfed.errors import UserError
 from pgfed.modules import NONE, Allowed
-from pgfed.results.folder.layout import csv_text
 from pgfed.results.kept.models import Model
-from pgfed.takehome.inputs import batches
+from pgfed.takehome.inputs import LeftOut, batches
 from pgfed.takehome.metrics import objective_of
 
 Row = dict[str, Any]  # of the table: the sample, and what is said of it
@@ -28,8 +28,11 @@ def predict(
     resize: bool,
     skip_bad: bool = False,
     allowed: Allowed = NONE,
-) -> list[Row]:
-    """The most probable class of each sample; or each label's probability, each target's value."""
+) -> Iterator[Row]:
+    """Of each sample the classes' or labels' probabilities, or the targets' values; as they come.
+
+    What cannot be used is told at the end: `LeftOut`.
+    """
     objective = objective_of(model, allowed)
     if objective.targets == "masks":
         raise UserError(
@@ -37,19 +40,21 @@ def predict(
             "model in Python"
         )
     module, names = model.module(), model.manifest.classes
-    found = []
     for samples, x in batches(paths, model, resize=resize, skip_bad=skip_bad):
         said = objective.predictions(module(x).double())
         for sample, row in zip(samples, _rows(said, objective.targets, names), strict=True):
-            found.append({"file": sample.file, "row": sample.row, **row})
-    return found
+            yield {"file": sample.file, "row": sample.row, **row}
 
 
 def _rows(said: Tensor, targets: Targets, names: Sequence[str]) -> list[Row]:
     if targets == "classes":
         probability, best = (each.tolist() for each in said.max(dim=1))
-        pairs = zip(best, probability, strict=True)
-        return [{"class": names[k], "probability": f"{p:.6f}"} for k, p in pairs]
+        each = [
+            {f"p:{name}": f"{p:.6f}" for name, p in zip(names, row, strict=True)}
+            for row in said.tolist()
+        ]
+        triples = zip(best, probability, each, strict=True)
+        return [{"class": names[k], "probability": f"{p:.6f}", **more} for k, p, more in triples]
     form = "{:.6f}" if targets == "labels" else "{:.6g}"
     return [
         {name: form.format(value) for name, value in zip(names, values, strict=True)}
@@ -57,5 +62,17 @@ def _rows(said: Tensor, targets: Targets, names: Sequence[str]) -> list[Row]:
     ]
 
 
-def as_csv(rows: Sequence[Row]) -> str:
-    return csv_text(rows, tuple(rows[0]) if rows else ("file", "row"))
+def write(rows: Iterable[Row], stream: TextIO) -> tuple[int, LeftOut | None]:
+    """CSV, row by row; how many there were, and what was left out."""
+    writer: csv.DictWriter[str] | None = None
+    count = 0
+    try:
+        for row in rows:
+            if writer is None:
+                writer = csv.DictWriter(stream, list(row), lineterminator="\n")
+                writer.writeheader()
+            writer.writerow(row)
+            count += 1
+    except LeftOut as error:
+        return count, error
+    return count, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from pgfed.errors import NOTES, UserError
 # What people and programs write where there is no value.
 MISSING = ("", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "#N/A")
 LINE = "line"  # of a csv file, row of a parquet file
+AT_ONCE = 50_000  # rows, where a file is not read as a whole
 
 
 @dataclass
@@ -67,11 +69,25 @@ def frame(path: Path, bad: Bad) -> Any:
     read = _parquet if path.suffix == ".parquet" else _csv
     try:
         check_size(str(path), path.stat().st_size)
-        found = read(path, bad)
+        found = list(read(path, bad, None))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
-    if not len(found.columns) or not len(found):
+    if not found or not len(found[0].columns) or not len(found[0]):
         raise UserError(f"{path}: holds no rows; allowed: a header, and a row per sample")
+    return _named(path, found[0])
+
+
+def frames(path: Path, bad: Bad) -> Iterator[Any]:
+    """The same, some rows at a time: a file may be larger than the memory."""
+    read = _parquet if path.suffix == ".parquet" else _csv
+    try:
+        for found in read(path, bad, AT_ONCE):
+            yield _named(path, found)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _named(path: Path, found: Any) -> Any:
     found.columns = [str(column).strip() for column in found.columns]
     twice = found.columns[found.columns.duplicated()]
     if len(twice):
@@ -79,26 +95,42 @@ def frame(path: Path, bad: Bad) -> Any:
     return found
 
 
-def _csv(path: Path, bad: Bad) -> Any:
+def _csv(path: Path, bad: Bad, at_once: int | None) -> Iterator[Any]:
     pd = pandas()
+    line = 2  # as an editor counts them; the header is the first
     try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            found = pd.read_csv(
-                path, dtype=str, keep_default_na=False, on_bad_lines="warn", index_col=False,
-                sep=_separator(path), encoding="utf-8-sig",
-            )  # fmt: skip
+        reader = pd.read_csv(
+            path, dtype=str, keep_default_na=False, on_bad_lines="warn", index_col=False,
+            sep=_separator(path), encoding="utf-8-sig", iterator=True,
+        )  # fmt: skip
+        with reader:
+            while True:
+                with warnings.catch_warnings(record=True) as told:
+                    warnings.simplefilter("always")
+                    try:
+                        found = reader.read(at_once)
+                    except StopIteration:
+                        return
+                skipped = _skipped(path, told, bad)
+                # Those that could not be parsed are not rows.
+                lines = np.setdiff1d(np.arange(line, line + len(found) + len(skipped)), skipped)
+                found.index = lines[: len(found)]
+                line += len(found) + len(skipped)
+                yield found
+                if at_once is None:
+                    return
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeError, ValueError) as error:
         raise UserError(f"{path}: not a csv file ({str(error).strip()})") from None
+
+
+def _skipped(path: Path, told: list[warnings.WarningMessage], bad: Bad) -> list[int]:
+    """The lines that pandas says it could not parse."""
     skipped = []
     for warning in told:
         for number, reason in re.findall(r"[Ll]ine (\d+): ([^\n]*)", str(warning.message)):
             skipped.append(int(number))
             bad.rows.append(f"{path.name} {LINE} {number}: {reason.strip()}")
-    # Lines by number as an editor counts them; those that could not be parsed are not rows.
-    lines = np.setdiff1d(np.arange(2, len(found) + len(skipped) + 2), skipped)
-    found.index = lines[: len(found)]
-    return found
+    return skipped
 
 
 def _separator(path: Path) -> str:
@@ -108,7 +140,7 @@ def _separator(path: Path) -> str:
     return ";" if b";" in head and b"," not in head else "\t" if b"\t" in head else ","
 
 
-def _parquet(path: Path, bad: Bad) -> Any:
+def _parquet(path: Path, bad: Bad, at_once: int | None) -> Iterator[Any]:
     pandas()
     try:
         parquet = importlib.import_module("pyarrow.parquet")
@@ -118,11 +150,19 @@ def _parquet(path: Path, bad: Bad) -> Any:
         ) from None
     try:
         file = parquet.ParquetFile(path)
+        if at_once is not None:
+            start = 0
+            for batch in file.iter_batches(at_once):
+                found = batch.to_pandas()
+                found.index = np.arange(start, start + len(found))
+                start += len(found)
+                yield found
+            return
         about = file.metadata
         check_size(
             str(path), sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
         )
-        return file.read().to_pandas()
+        yield file.read().to_pandas()
     except (UserError, OSError):
         raise
     except Exception as error:  # pyarrow raises a dozen kinds on damaged files

@@ -10,8 +10,9 @@ import os
 import secrets
 import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from pgfed.errors import OneLine, UserError
 
@@ -25,11 +26,17 @@ class DamagedFile(OneLine):
 
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write to a temporary name, sync, rename: what is there is the old file or the new one."""
-    raw = data.encode() if isinstance(data, str) else data
+    with replacing(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """The same for what is written piece by piece; after an error the old file is there."""
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(6)}.tmp")
     try:
         with temporary.open("xb") as file:
-            file.write(raw)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
