@@ -48,39 +48,49 @@ def finished(name: str, data: Federation, backend: Any = Serial, **settings: Any
 
 
 def by_hand(task: Task, data: Shard, client: int, most: int, patience: int) -> Tensor:
-    """`alone` with torch's own module and optimizer."""
+    """`alone` with torch's own modules and optimizers, a fifth held out at a time."""
     rng = Rng(SEED, client, 1)
-    order = rng.permutation(len(data), "held out")
-    n = round(0.2 * len(data))
-    rest, apart = order[n:], order[:n]
-    module = network((5,), 3)
+    folds = rng.permutation(len(data), "held out").tensor_split(5)
+    start = task.named(task.initial())
 
-    def fit(index: Tensor, epochs: int, purpose: str) -> list[float]:
-        module.load_state_dict(task.named(task.initial()))
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+        module = network((5,), 3)
+        module.load_state_dict(start)
         steps = torch.optim.SGD(module.parameters(), lr=TRAIN.lr, momentum=TRAIN.momentum)
-        losses = []
-        for epoch in range(1, epochs + 1):
-            drawn = index[rng.permutation(len(index), f"{purpose} {epoch}")]
-            for start in range(0, len(drawn) - 3, 4):
-                batch = drawn[start : start + 4]
-                steps.zero_grad()
-                loss = nn.functional.cross_entropy(module(data.x[batch]), data.y[batch])
-                loss.backward()  # type: ignore[no-untyped-call]
-                steps.step()
-            with torch.no_grad():
-                losses.append(
-                    float(nn.functional.cross_entropy(module(data.x[apart]), data.y[apart]))
-                )
-        return losses
+        return module, steps
 
-    losses = fit(rest, most, "choose")
-    best, lowest = 1, losses[0]
-    for epoch, loss in enumerate(losses, start=1):
-        if loss < lowest:
-            best, lowest = epoch, loss
+    def epoch_on(module: nn.Module, steps: Any, index: Tensor, purpose: str) -> None:
+        drawn = index[rng.permutation(len(index), purpose)]
+        for first in range(0, len(drawn) - 3, 4):
+            batch = drawn[first : first + 4]
+            steps.zero_grad()
+            loss = nn.functional.cross_entropy(module(data.x[batch]), data.y[batch])
+            loss.backward()  # type: ignore[no-untyped-call]
+            steps.step()
+
+    trained = [fresh() for _ in folds]
+    rest = [torch.cat([f for f in folds if f is not fold]) for fold in folds]
+
+    def judged() -> tuple[int, float]:
+        right, loss = 0, 0.0
+        with torch.no_grad():
+            for (module, _), fold in zip(trained, folds, strict=True):
+                out = module(data.x[fold])
+                right += int((out.argmax(1) == data.y[fold]).sum())
+                loss += float(nn.functional.cross_entropy(out, data.y[fold], reduction="sum"))
+        return right, -loss
+
+    best, top = 0, judged()
+    for epoch in range(1, most + 1):
+        for (module, steps), index in zip(trained, rest, strict=True):
+            epoch_on(module, steps, index, f"choose {epoch}")
+        if (now := judged()) > top:
+            best, top = epoch, now
         if epoch - best >= patience:
             break
-    fit(torch.arange(len(data)), best, "to the end")
+    module, steps = fresh()
+    for epoch in range(1, max(best, 1) + 1):
+        epoch_on(module, steps, torch.arange(len(data)), f"to the end {epoch}")
     return task.flat(module.state_dict())
 
 

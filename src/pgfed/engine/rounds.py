@@ -305,7 +305,7 @@ class Run:
         self.round = meta["round"]
         # A run may go on for longer than it was begun for: then other rounds are the last.
         kept = max(0, self.round - (self.rounds - LAST))
-        self.last_scores = self.last_scores[len(self.last_scores) - min(kept, LAST) :]
+        self.last_scores = self.last_scores[max(0, len(self.last_scores) - kept) :]
         self.best_round, self.best_score = meta["best_round"], meta["best_score"]
 
     # -- what came out -------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Pooled: one model trained on everybody's data together. A bound, in simulation only.
 
 What sharing the data would give, which a federation exists to avoid: it says how far a method is
-from that. Trained as `alone` is: as many epochs as were best on a share held out, then as many on
+from that. Trained as `alone` is: as many epochs as were best on a fifth held out, then as many on
 all training data.
 
 Symbols: theta -> server["w"].
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Le
 
 from pgfed.data.federation import Shard
 from pgfed.methods.averaging import Mean
@@ -32,7 +32,6 @@ class Pooled(Algorithm):
     role = "bound"
     course = "pooled"
 
-    held_out: Annotated[float, Gt(0), Lt(1), "share on which the epochs are chosen"] = 0.2
     max_epochs: Annotated[int, Ge(1), Le(100_000), "at most"] = 200
     patience: Annotated[int, Ge(1), Le(100_000), "epochs without a gain before it stops"] = 20
 
@@ -49,7 +48,6 @@ class Pooled(Algorithm):
             data,
             rng,
             self.train,
-            held_out=self.held_out,
             most=self.max_epochs,
             patience=self.patience,
         )

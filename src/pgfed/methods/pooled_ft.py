@@ -1,6 +1,6 @@
 """Pooled-FT: the model of `pooled`, fine-tuned at each client. A bound, in simulation only.
 
-As many epochs on the client's own data as were best on a share of it held out, none included: where
+As many epochs on the client's own data as were best on a fifth of it held out, none included: where
 fine-tuning does not help, it is `pooled`.
 
 Symbols: theta -> server["w"].
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from pgfed.data.federation import Shard
@@ -32,7 +32,6 @@ class PooledFT(Algorithm):
     role = "bound"
     course = "pooled"
 
-    held_out: Annotated[float, Gt(0), Lt(1), "share on which the epochs are chosen"] = 0.2
     max_epochs: Annotated[int, Ge(1), Le(100_000), "at most, of either training"] = 200
     patience: Annotated[int, Ge(1), Le(100_000), "epochs without a gain before it stops"] = 20
 
@@ -63,7 +62,6 @@ class PooledFT(Algorithm):
             data,
             rng,
             self.train,
-            held_out=self.held_out,
             most=self.max_epochs,
             patience=self.patience,
             least=least,

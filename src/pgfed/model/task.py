@@ -8,7 +8,7 @@ product of a gradient and a model is one ``torch.dot``, and ``base`` and ``head`
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -270,15 +270,20 @@ class Task(FlatModule):
             x, y = data.batch(slice(start, min(start + size, len(data))))
             yield self.logits(theta, x), y
 
-    @torch.no_grad()
     def score(self, theta: Tensor, data: Shard) -> Scores:
         """Loss and primary metric over all of ``data``."""
+        return self.score_all([theta], [data])
+
+    @torch.no_grad()
+    def score_all(self, thetas: Sequence[Tensor], parts: Sequence[Shard]) -> Scores:
+        """Several models, each on data of its own, judged together."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         pairs = []
-        for outputs, targets in self._outputs_of(theta, data):
-            loss += self.objective.total(outputs, targets).double()
-            pairs.append((self.objective.reduced(outputs), targets))
-        return Scores(len(data), float(loss), self.objective.score(pairs))
+        for theta, data in zip(thetas, parts, strict=True):
+            for outputs, targets in self._outputs_of(theta, data):
+                loss += self.objective.total(outputs, targets).double()
+                pairs.append((self.objective.reduced(outputs), targets))
+        return Scores(sum(map(len, parts)), float(loss), self.objective.score(pairs))
 
     def loss(self, theta: Tensor, data: Shard) -> float:
         """The mean loss over all of ``data``."""
