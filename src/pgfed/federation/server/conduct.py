@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from pgfed.config.tables import FORMAT
 from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.checkpoints import Checkpoints
@@ -38,7 +40,7 @@ from pgfed.results.runs import Evidence
 from pgfed.results.statistics import Floats
 from pgfed.results.writer import RunWriter, write_json
 
-WRITTEN = "written.json"  # in a models folder: the sites that have written theirs
+WRITTEN = "written.json"  # in a models folder: the sites that have written theirs, with metrics
 
 
 @dataclass(frozen=True)
@@ -213,23 +215,34 @@ class FederationRun(RunWriter):
         super().end(method, run)
 
     def _evidence(self, folder: Path, run: Run) -> tuple[Evidence | None, dict[str, Floats]]:
-        """It stays with the sites: each writes its own beside its model."""
-        return None, {}
+        """It stays with the sites, each of which writes its model now; their metrics come here."""
+        asked_for = (self._setup.methods[name] for name in self._backend.asks)
+        if run.algorithm not in asked_for or not self._setup.keeps_models(run.seed):
+            return None, {}
+        models = folder / layout.MODELS
+        models.mkdir(exist_ok=True)
+        done = self._done = _read(models / WRITTEN)
+        asked = [i for i in range(len(self._seats)) if i not in done]
+        names, self._files = model_files(self._setup.federation), _read_files(models)
+        for i, theta in run.personal_models(asked):
+            self._files[i] = write_model(models / names[i], run.task.named(theta))
+        done |= {i: self._backend.metrics.get(i, {}) for i in asked if i not in self._missed}
+        return None, {
+            name: np.array([done.get(i, {}).get(name, np.nan) for i in range(len(self._seats))])
+            for name in run.task.objective.names
+        }
+
+    @property
+    def _missed(self) -> dict[int, str]:
+        """The sites that have not written their model, and why."""
+        return self._backend.missed["personal"]
 
     def _keep_models(self, folder: Path, run: Run, method: str, rows: list[dict[str, Any]]) -> None:
-        """Each site writes its personalized model; the global one is kept here."""
+        """The sites have written their models; the global one is kept here."""
         if method not in self._backend.asks:
             return
         models = folder / layout.MODELS
-        models.mkdir(exist_ok=True)
-        names = model_files(self._setup.federation)
-        files = _read_files(models)
-        done = set(_read(models / WRITTEN))
-        asked = [i for i in range(len(self._seats)) if i not in done]
-        for i, theta in run.personal_models(asked):
-            files[i] = write_model(models / names[i], run.task.named(theta))
-        missed = self._backend.missed["personal"]
-        for i, reason in missed.items():
+        for i, reason in self._missed.items():
             self._warn(
                 f"{method}, seed {run.seed}: client {i} has not written its model ({reason}); "
                 "--resume asks it again"
@@ -245,13 +258,12 @@ class FederationRun(RunWriter):
             shared=write_model(models / GLOBAL, run.task.named(run.global_model())),
             frozen=write_frozen(models, run.task),
             clients=[
-                {"client": row["client"], "id": i, **row, **files.get(i, {})}
+                {"client": row["client"], "id": i, **row, **self._files.get(i, {})}
                 for i, row in enumerate(rows)
             ],
         )
         manifests.write(models, content)
-        done |= set(asked) - set(missed)
-        write_atomic(models / WRITTEN, json.dumps(sorted(done)) + "\n")
+        write_atomic(models / WRITTEN, json.dumps(self._done) + "\n")
 
     def _forget(self, folder: Path) -> None:
         written = folder / layout.MODELS / WRITTEN
@@ -278,8 +290,12 @@ def _site_rows(run: Run, names: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _read(path: Path) -> list[int]:
-    return list(json.loads(path.read_text())) if path.is_file() else []
+def _read(path: Path) -> dict[int, dict[str, float]]:
+    """The sites that have written their models, and the metrics of these."""
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    if isinstance(content, list):  # as 0.1 wrote it
+        content = {i: {} for i in content}
+    return {int(i): metrics for i, metrics in content.items()}
 
 
 def _read_files(models: Path) -> dict[int, dict[str, str]]:

@@ -218,10 +218,13 @@ class Site:
         base = field(head, "base", int)
         state = states.load(base) if base else None
         (result,) = side.call("personal", self.client, round, state, parts["message"])
-        found, _ = side.call("evidence", self.client, round, state, parts["message"])
-        self._write_model(head, side, result["w"], found)
-        asked = field(head, "copy", bool)
-        return {}, {"personal": result} if asked and self.file.share_model else {}
+        found, numbers = side.call("evidence", self.client, round, state, parts["message"])
+        self._write_model(head, side, result["w"], found, numbers)
+        names = side.task.objective.names  # other facts, as the largest class's share, stay here
+        results: Parts = {"metrics": {k: v for k, v in numbers.items() if k in names}}
+        if field(head, "copy", bool) and self.file.share_model:
+            results["personal"] = result
+        return {}, results
 
     # -- doing it ------------------------------------------------------------------------------
 
@@ -270,7 +273,9 @@ class Site:
 
     # -- what stays at the site ----------------------------------------------------------------
 
-    def _write_model(self, head: Head, side: ClientSide, theta: Tensor, evidence: State) -> None:
+    def _write_model(
+        self, head: Head, side: ClientSide, theta: Tensor, evidence: State, numbers: State
+    ) -> None:
         method, seed = head["method"], side.seed
         test = self.federation.test(self.client)
         accuracy = side.task.score(theta, test).score if len(test) else None
@@ -286,6 +291,7 @@ class Site:
             "final": accuracy,
             "local": alone,
             "gain": gain,
+            **numbers,
         }
         folder = seed_folder(self.folder.models, method, seed)
         shutil.rmtree(folder, ignore_errors=True)
@@ -326,7 +332,10 @@ class Site:
             # As 0.1 called it.
             rows = [{"gain" if k == "gain_over_local" else k: r[k] for k in r} for r in rows]
         rows = [r for r in rows if [r[k] for k in key] != [str(row[k]) for k in key]]
-        write_atomic(path, csv_text([*rows, row]))
+        rows.append(row)
+        # Another task has other metrics.
+        columns = list(dict.fromkeys(name for r in rows for name in r))
+        write_atomic(path, csv_text(rows, columns))
 
 
 def _evidence(found: State) -> Evidence:
