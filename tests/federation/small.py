@@ -47,7 +47,12 @@ def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def make(
-    path: Path, server: str = "127.0.0.1:9", *, insecure: bool = False, **changes: Any
+    path: Path,
+    server: str = "127.0.0.1:9",
+    *,
+    insecure: bool = False,
+    approved: bool = True,
+    **changes: Any,
 ) -> FederationFolder:
     """The federation's folder with all sites' folders in it, and each site's data beside."""
     path.mkdir(parents=True, exist_ok=True)
@@ -69,7 +74,9 @@ def make(
         site = site_path(place, i)
         text = (site / "site.toml").read_text()
         (site / "site.toml").write_text(
-            text.replace('data = ""', f'data = "npz:../../../data-{i}.npz"')
+            text.replace('data = ""', f'data = "npz:../../../data-{i}.npz"').replace(
+                "auto_approve = false", f"auto_approve = {str(approved).lower()}"
+            )
         )
     return FederationFolder(place)
 
@@ -144,7 +151,7 @@ def history(folder: FederationFolder, method: str, seed: int = 0) -> list[dict[s
 
 
 def model_at(folder: FederationFolder, client: int, method: str, seed: int = 0) -> State:
-    place = site_path(folder.path, client) / "models" / method / f"seed-{seed}"
+    place = site_path(folder.path, client) / "models" / "small" / method / f"seed-{seed}"
     return load_file(place / "model.safetensors")
 
 

@@ -19,7 +19,9 @@ from pgfed.errors import UserError
 from pgfed.federation.flower.records import pack, unpack
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import holds_claim, load_public
-from pgfed.federation.site.answers import Site, States
+from pgfed.federation.site import states as site_states
+from pgfed.federation.site.answers import Site
+from pgfed.federation.site.states import States
 from pgfed.methods.randomness import draw_cohort
 from pgfed.results.reader import read_evidence
 
@@ -39,7 +41,14 @@ def site(made, tmp_path):
     """Site 1 in a folder of its own, so that states do not mix."""
     place = tmp_path / "site"
     shutil.copytree(small.site_path(made.path, 1), place)
-    return Site(SiteFolder(place), f"npz:{made.path.parent / 'data-1.npz'}")
+    site = Site(SiteFolder(place), f"npz:{made.path.parent / 'data-1.npz'}")
+    greet(site)
+    return site
+
+
+def greet(site, run=RUN, **more):
+    head = {"stage": "hello", "run": run, "nonce": "n", "digest": site._digest, **more}
+    return unpack(site.answer(pack(head), NODE))[0]
 
 
 def ask(site, stage, message=None, **changes):
@@ -121,7 +130,8 @@ def test_scoring_changes_nothing(site):
     assert small.same(wanted, ask(site, "train", w, round=2, base=1)[1]["update"])
 
 
-def test_states_of_the_last_two_rounds_that_counted_are_kept(site, tmp_path):
+def test_states_of_the_last_rounds_that_counted_are_kept(site, tmp_path, monkeypatch):
+    monkeypatch.setattr(site_states, "KEPT", 2)
     w = start(site)
     for round in range(1, 6):
         ask(site, "train", w, round=round, base=round - 1)
@@ -184,7 +194,7 @@ def test_the_model_and_what_it_gained_stay_at_the_site(site, tmp_path):
         head, parts = ask(site, "personal", w, base=1, copy=True)
         assert "error" not in head
         assert set(parts) == {"metrics"}  # share_model is off
-    place = tmp_path / "site" / "models" / "fedavg" / "seed-0"
+    place = tmp_path / "site" / "models" / "small" / "fedavg" / "seed-0"
     manifest = json.loads((place / "manifest.json").read_text())
     (row,) = manifest["clients"]
     assert manifest["classes"] == [str(k) for k in range(10)]

@@ -17,6 +17,8 @@ group = typer.Typer(help="Run a real federation: a server and sites that keep th
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
 
+SiteDir = Annotated[Path, typer.Argument(metavar="SITE_DIR", help="The site's folder.")]
+
 
 def register(app: typer.Typer) -> None:
     app.add_typer(group, name="federation")
@@ -90,7 +92,7 @@ def server(
 
 @group.command()
 def site(
-    folder: Annotated[Path, typer.Argument(metavar="SITE_DIR", help="The site's folder.")],
+    folder: SiteDir,
     data: Annotated[
         str,
         typer.Option(
@@ -108,6 +110,43 @@ def site(
         raise UserError(f"--data: needed, or `data` in {folder / 'site.toml'}")
     _log()
     attend(place, data, _say)
+
+
+@group.command()
+def approve(
+    folder: SiteDir,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; say yes.")] = False,
+    module_path: ModulePath = None,
+) -> None:
+    """At a site: show what its experiment asks for, and agree to take part in it."""
+    from pgfed.federation.folders.folder import SiteFolder, load_experiment
+    from pgfed.federation.site import house
+
+    place = SiteFolder(folder)
+    experiment, methods = load_experiment(place.experiment_file, place.allowed)
+    for line in house.asks(place, experiment, methods):
+        print(line)
+    if not yes and not typer.confirm("Take part in it?"):
+        raise typer.Exit(1)
+    house.approve(place, experiment)
+    print("approved; a site that is running goes on by itself")
+
+
+@group.command()
+def log(
+    folder: SiteDir,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """At a site: show and verify the record of everything that has left it."""
+    from pgfed.cli.terminal.federation import show_record
+    from pgfed.federation.folders.folder import SiteFolder
+    from pgfed.federation.site.record import read
+
+    entries = read(SiteFolder(folder).path)
+    if as_json:
+        print(json.dumps(entries))
+    else:
+        show_record(entries)
 
 
 @group.command()

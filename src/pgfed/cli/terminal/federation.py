@@ -41,6 +41,9 @@ def look(folder: FederationFolder) -> dict[str, Any]:
             wrong.append(f"the run is {run['state']}: {run['error'] or 'go on with --resume'}")
     if server is not None:
         wrong += [_absence(site) for site in server["sites"] if not _is_here(site)]
+        if run is not None and server["running"]:
+            away = [site for site in run["sites"] if site["doing"] and not site["here"]]
+            wrong += [f"{site['name']} takes no part: {site['doing']}" for site in away]
     return {"folder": str(folder.path), "server": server, "run": run, "wrong": wrong}
 
 
@@ -70,6 +73,19 @@ def show(standing: dict[str, Any]) -> None:
             print(message)
     for line in standing["wrong"]:
         print(line)
+
+
+def show_record(entries: list[dict[str, Any]]) -> None:
+    """What has left a site, a line for each answer."""
+    for entry in entries:
+        run, method = entry["run"][:8], entry.get("method")
+        what = f"{method}, seed {entry['seed']}, round {entry['round']}" if method else ""
+        print(
+            f"{entry['when']}  run {run}  {entry['kind']:8}  {what}  {size(entry['bytes'])}, norm "
+            f"{entry['norm']:.4g}: {', '.join(entry['keys'])}"
+        )
+    last = entries[-1]["hash"] if entries else "none"
+    print(f"{len(entries)} answers, none changed or missing; the last hash: {last}")
 
 
 # -- a run, from its start to its end ----------------------------------------------------------

@@ -57,6 +57,10 @@ class LinkGrid:
         self._check()
         return self._link.online()
 
+    def seat(self, node: int) -> int:
+        """The client whose key this node signs with: nodes are in the order of seats."""
+        return list(self._visitors).index(node)
+
     def push_message(self, message: Message, most: int) -> str:
         """Send it; its name, or "" if that cannot be. ``most``: bytes of the reply's arrays."""
         self._check()

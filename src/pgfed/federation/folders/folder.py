@@ -20,7 +20,7 @@ import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import tomli_w
 from pydantic import Field
@@ -45,6 +45,7 @@ DATASET = "federation"  # data.dataset of an experiment whose data lies with the
 LOOPBACK_NAMES = ("localhost",)
 
 T = TypeVar("T", bound=Table)
+Request = Literal["train", "score", "share", "personal"]  # what a site may be asked for
 
 
 class Agreement(Table):
@@ -92,6 +93,10 @@ class SiteFile(Agreement):
     data: str = ""  # KIND:PATH
     share_model: bool = False  # may the server keep a copy of this site's personalized model?
     allow_modules: list[str] = Field(default_factory=list)  # that the experiment may import here
+    auto_approve: bool = False  # take part in whatever experiment.toml asks, without `approve`
+    max_rounds: int | None = Field(default=None, ge=1)  # that an experiment may have
+    answers_per_round: int = Field(default=5, ge=1)  # different questions of each kind
+    requests: list[Request] = Field(default_factory=lambda: list(get_args(Request)))
 
 
 class FederationFolder:
@@ -279,7 +284,14 @@ def init(
         folder.chmod(0o700)
         make_site_key(folder / "site.key", folder / "site.pub", name)
         write_atomic(keys / f"{name}.pub", (folder / "site.pub").read_bytes())
-        own = {"client": client, "data": "", "share_model": False, "allow_modules": [], **common}
+        own = {
+            "client": client,
+            "data": "",
+            "share_model": False,
+            "allow_modules": [],
+            "auto_approve": False,
+            **common,
+        }
         write_atomic(folder / "site.toml", templates.SITE_HEAD + tomli_w.dumps(own))
         write_atomic(folder / "experiment.toml", templates.EXPERIMENT_HEAD + document)
         write_atomic(folder / "ca.crt", authority)

@@ -20,6 +20,11 @@ SITE_HEAD = """\
 # of this site's model?
 # `allow_modules`: Python modules that experiment.toml may import here, beside pgfed's own methods
 # and models; they must be installed here, and are programs: look at them first.
+# `auto_approve`: take part in whatever experiment.toml here says, without
+# `pgfed federation approve`.
+# More limits may be added: `max_rounds` of an experiment; `answers_per_round`, how many different
+# questions of a kind are answered in one round (5); `requests`, the kinds that are answered at all
+# (train, score, share, personal).
 # The rest must be as at the server. site.key is this site's identity: show it to nobody.
 
 """

@@ -129,9 +129,13 @@ class Seats:
             client = self._check(head, node, nonce)
         except BadRecord as error:
             self._refused[node] = time.monotonic()
-            self._status.tell(f"a node was not seated: {error}")
+            site = self._status.site(self._grid.seat(node))
+            if site["doing"] != str(error):  # it is asked again and again
+                site["doing"] = str(error)
+                self._status.tell(f"{site['name']} was not seated: {error}")
             return
         self._node[client] = node
+        self._status.doing(client, "")
         n = [head[f"n_{part}"] for part in ("train", "validation", "test")]
         self.federation.bounds[client] = np.cumsum([0, *n])
         self.facts[client] = {k: str(head.get(k))[:80] for k in ("pgfed", "torch", "machine")}
