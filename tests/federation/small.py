@@ -20,6 +20,7 @@ from pgfed.engine.backends.base import Serial
 from pgfed.engine.durable import read_state
 from pgfed.engine.rounds import Run
 from pgfed.federation.folders import folder as folders
+from pgfed.federation.folders import making
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder, load_experiment
 from pgfed.methods.values import State
 from pgfed.results.history import read_history
@@ -59,7 +60,7 @@ def make(
     experiment = path / "wanted.toml"
     experiment.write_text(tomli_w.dumps({**EXPERIMENT, **changes}))
     place = path / "federation"
-    folders.init(
+    making.init(
         place,
         sites=SITES,
         experiment=experiment,

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from federation import small
 from pgfed.errors import UserError
 from pgfed.federation.flower.records import pack, unpack
+from pgfed.federation.folders import making
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import holds_claim, load_public
 from pgfed.federation.site import states as site_states
@@ -311,9 +312,7 @@ def test_one_class_is_enough_for_a_site(made, tmp_path):
 def test_folders_of_images_by_class_name(tmp_path):
     from PIL import Image
 
-    from pgfed.federation.folders import folder as folders
-
-    folders.init(
+    making.init(
         tmp_path / "f",
         sites=1,
         experiment=None,

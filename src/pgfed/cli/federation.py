@@ -55,9 +55,9 @@ def init(
     module_path: ModulePath = None,
 ) -> None:
     """Write everything for a federation: certificates, keys, and a folder per site."""
-    from pgfed.federation.folders import folder as folders
+    from pgfed.federation.folders import making
 
-    agreement = folders.init(
+    agreement = making.init(
         folder,
         sites=sites,
         experiment=experiment,
@@ -164,6 +164,13 @@ def run(
     keep_personal_models: Annotated[
         bool, typer.Option(help="Copy the models of sites that allow it (share_model) here.")
     ] = False,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            help="Go on with sites whose data or versions have changed since the run began.",
+        ),
+    ] = False,
 ) -> None:
     """Run the federation's experiment over the sites that are connected."""
     from pgfed.cli.terminal.federation import watch
@@ -176,9 +183,26 @@ def run(
         "round_timeout": round_timeout,
         "min_replies": min_replies,
         "keep_personal_models": keep_personal_models,
+        "accept_changes": accept_changes,
     }
     if not watch(place, options):
         raise typer.Exit(1)
+
+
+@group.command()
+def rollback(
+    folder: Folder,
+    round: Annotated[int, typer.Option(min=1, help="The last round that is to count.")],
+) -> None:
+    """Take back the last rounds of a run that is stopped; `run --resume` goes on from there."""
+    from pgfed.federation.folders.folder import FederationFolder
+    from pgfed.federation.server import control, notes
+
+    place = FederationFolder(folder)
+    if control.is_running(place):
+        raise UserError(f"{folder}: a run is going on; stop it first")
+    what = notes.roll_back(place, round)
+    print(f"{what}: back after round {round}; go on with `pgfed federation run {folder} --resume`")
 
 
 @group.command()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 FEDERATION_HEAD = """\
 # A federation. Server and sites must hold the same values: change one, and hand out site.toml anew.
+# The server's alone: `max_samples`, how many samples a site may say it has, as a number for all, or
+# by name as {"site-00" = 5000}. The plain mean weighs a site by what it says.
 
 """
 

@@ -28,6 +28,7 @@ from pgfed.federation.flower.records import Grid
 from pgfed.federation.folders.folder import RUN_FILE, FederationFolder, digest, load_experiment
 from pgfed.federation.folders.models import frozen_digests, make_model, model_of
 from pgfed.federation.server.backend import Flower, QuorumError, Replay
+from pgfed.federation.server.notes import Pins, note, noted
 from pgfed.federation.server.seats import Seats
 from pgfed.federation.server.status import Status
 from pgfed.methods.registry import BASELINE
@@ -40,6 +41,7 @@ from pgfed.results.runs import Evidence
 from pgfed.results.statistics import Floats
 from pgfed.results.writer import RunWriter, write_json
 
+KEPT = 5  # checkpoints, for `rollback`; sites keep as many states
 WRITTEN = "written.json"  # in a models folder: the sites that have written theirs, with metrics
 
 
@@ -51,6 +53,7 @@ class Options:
     round_timeout: float = 600.0  # seconds a site has for its answer
     min_replies: int = 1  # a round with fewer is asked for again
     keep_personal_models: bool = False  # of the sites whose site.toml allows it
+    accept_changes: bool = False  # of a site's data or versions since the run began
 
 
 def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
@@ -69,12 +72,13 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
 
     folder.run.mkdir(exist_ok=True)
     run = _identify(folder.run, agreed)
-    _note(folder.run, options=asdict(options))
+    note(folder.run, options=asdict(options))
+    pins = Pins(folder.run, accept=options.accept_changes)
     status = Status(folder.run, folder.agreement.seats)
     with FederationRun(folder.run, setup, resume=options.resume, warn=status.tell) as keeper:
         try:
             frozen = frozen_digests(folder.agreement, experiment, federation)
-            seats = Seats(grid, folder, federation, run, agreed, frozen, status)
+            seats = Seats(grid, folder, federation, run, agreed, frozen, status, pins)
             backend = Flower(
                 grid,
                 seats,
@@ -100,7 +104,7 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
             reason = str(error) if expected else f"{type(error).__name__}: {error}"
             status.write(state="failed", error=reason)
             raise
-        _note(folder.run, finished=True)
+        note(folder.run, finished=True)
         status.write(state="finished")
 
 
@@ -108,20 +112,10 @@ def unfinished(folder: FederationFolder) -> Options | None:
     """How to go on with the run in the federation's folder, if there is one that is not over."""
     if not (folder.run / RUN_FILE).is_file():
         return None
-    noted = _noted(folder.run)
-    if noted.get("finished"):
+    known = noted(folder.run)
+    if known.get("finished"):
         return None
-    return replace(Options(**noted.get("options", {})), resume=True)
-
-
-def _noted(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / RUN_FILE).read_text())
-    return content
-
-
-def _note(folder: Path, **more: Any) -> None:
-    """In the file that says which run this is."""
-    write_atomic(folder / RUN_FILE, json.dumps({**_noted(folder), **more}) + "\n")
+    return replace(Options(**known.get("options", {})), resume=True)
 
 
 def _identify(folder: Path, agreed: str) -> str:
@@ -130,7 +124,7 @@ def _identify(folder: Path, agreed: str) -> str:
     if not path.is_file():
         begun = {"run": secrets.token_hex(16), "digest": agreed}
         write_atomic(path, json.dumps(begun) + "\n")
-    content = _noted(folder)
+    content = noted(folder)
     if content["digest"] != agreed:
         raise UserError(
             f"{folder} was begun with another federation.toml or experiment.toml; "
@@ -180,7 +174,8 @@ class FederationRun(RunWriter):
     def close_up(self) -> None:
         """What is written at the very end."""
         known = self._about.get("sites", {})
-        self._describe(sites={**known, **{str(i): f for i, f in self._seats.facts.items()}})
+        facts = {str(i): f for i, f in self._seats.facts.items()}
+        self._describe(sites={**known, **facts}, changes=self._seats.pins.changes)
         self.finish()
 
     def finished(self, method: str, seed: int) -> list[Record] | None:
@@ -195,7 +190,7 @@ class FederationRun(RunWriter):
         if method not in self._backend.asks:
             return None  # it is replayed from another method's history
         folder = self.folder(method, seed) / layout.CHECKPOINT
-        self._checkpoints = Checkpoints(folder, warn=self._warn)
+        self._checkpoints = Checkpoints(folder, kept=KEPT, warn=self._warn)
         return self._checkpoints
 
     def settled(self) -> None:

@@ -52,6 +52,14 @@ def ask(folder: FederationFolder, do: str, **more: Any) -> Request:
     return answer
 
 
+def is_running(folder: FederationFolder) -> bool:
+    """Whether a run is going on; without a server none is."""
+    try:
+        return bool(ask(folder, "status")["running"])
+    except UserError:
+        return False
+
+
 @contextlib.asynccontextmanager
 async def listening(folder: FederationFolder, handlers: dict[str, Handler]) -> AsyncIterator[None]:
     """Answer at the folder's socket meanwhile."""

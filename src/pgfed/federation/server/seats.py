@@ -29,10 +29,12 @@ from pgfed.federation.flower.records import (
 )
 from pgfed.federation.folders.folder import FederationFolder
 from pgfed.federation.folders.keys import holds_claim, load_public
+from pgfed.federation.server.notes import Pins
 from pgfed.federation.server.status import Status
 
 LOOK = 0.5  # seconds between two looks at who is there
 AGAIN = 15.0  # seconds until a refused node is asked again
+PINNED = ("data", "pgfed", "torch", "flower")  # what a site tells of itself, and keeps
 PATIENCE = 600.0  # seconds a node may take to say who it is
 
 
@@ -48,13 +50,15 @@ class Seats:
         digest: str,
         frozen: str,
         status: Status,
+        pins: Pins,
     ) -> None:
         self.federation = federation
         self.facts: dict[int, dict[str, Any]] = {}  # what each site said about itself
         self._grid = grid
         self._keys = [load_public(folder.key(i)) for i in range(folder.agreement.seats)]
         self._run, self._digest, self._frozen = run, digest, frozen
-        self._status = status
+        self._status, self.pins = status, pins
+        self._most = [folder.agreement.most_samples(i) for i in range(folder.agreement.seats)]
         self._node: dict[int, int] = {}  # client -> node
         self._online: set[int] = set()
         self._asked: dict[str, tuple[int, str, float]] = {}  # message -> node, nonce, when
@@ -109,7 +113,7 @@ class Seats:
 
     def _greet(self, node: int, now: float) -> None:
         nonce = secrets.token_hex(16)
-        agreed = {"digest": self._digest, "frozen": self._frozen}
+        agreed = {"digest": self._digest, "frozen": self._frozen, "accept": self.pins.accept}
         head = {"stage": "hello", "run": self._run, "nonce": nonce, **agreed}
         message = Message(pack(head), dst_node_id=node, message_type=MESSAGE, ttl=PATIENCE)
         name = self._grid.push_message(message, 0)  # nothing but numbers is expected
@@ -127,6 +131,7 @@ class Seats:
             if "error" in head:
                 raise BadRecord(str(head["error"])[:500])
             client = self._check(head, node, nonce)
+            changed = self.pins.hold(client, {k: field(head, k, str)[:80] for k in PINNED})
         except BadRecord as error:
             self._refused[node] = time.monotonic()
             site = self._status.site(self._grid.seat(node))
@@ -136,9 +141,12 @@ class Seats:
             return
         self._node[client] = node
         self._status.doing(client, "")
+        if changed:
+            self._status.tell(f"{changed}; accepted")
         n = [head[f"n_{part}"] for part in ("train", "validation", "test")]
         self.federation.bounds[client] = np.cumsum([0, *n])
-        self.facts[client] = {k: str(head.get(k))[:80] for k in ("pgfed", "torch", "machine")}
+        self.facts[client] = {k: str(head.get(k))[:80] for k in (*PINNED, "machine")}
+        del self.facts[client]["data"]
         self._status.tell(f"client {client} is here: {n[0]} samples to train on, {n[2]} to test on")
 
     def _check(self, head: Head, node: int, nonce: str) -> int:
@@ -152,6 +160,10 @@ class Seats:
             n = field(head, f"n_{part}", int)
             if not 0 <= n <= MAX_SAMPLES:
                 raise BadRecord(f"client {client}: n_{part} is {n}, allowed at most {MAX_SAMPLES}")
+        n = sum(head[f"n_{part}"] for part in ("train", "validation", "test"))
+        if n > self._most[client]:
+            most = self._most[client]
+            raise BadRecord(f"client {client} says it has {n} samples; max_samples is {most}")
         if not head["n_train"]:
             raise BadRecord(f"client {client} has no training data")
         return client
