@@ -53,9 +53,9 @@ def test_plain_lines_come_every_two_seconds_and_at_the_end() -> None:
 
 def test_the_score_starts_anew_with_each_run() -> None:
     progress = Progress(2, 1)
-    progress.begin("local", at_start(0))
+    progress.begin("local", at_start(0, 1))
     progress.round("pgfed", at_start(0), record(1, 0.5))
-    progress.begin("pgfed", at_start(0))
+    progress.begin("pgfed", at_start(0, 1))
     assert progress.score is None
     assert progress.where() == "pgfed, seed 0"
 
@@ -63,9 +63,9 @@ def test_the_score_starts_anew_with_each_run() -> None:
 def test_a_terminal_gets_a_bar() -> None:
     stream = Terminal()
     with LiveProgress(1, 2, stream) as progress:
-        progress.begin("pgfed", at_start(0))
-        progress.round("pgfed", at_start(0), record(1, 0.25))
-        progress.round("pgfed", at_start(0), record(2, 0.5))
+        progress.begin("pgfed", at_start(0, 2))
+        progress.round("pgfed", at_start(0, 2), record(1, 0.25))
+        progress.round("pgfed", at_start(0, 2), record(2, 0.5))
     shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", stream.getvalue())
     assert "pgfed seed 0 1/2" in shown
     assert "pgfed seed 0 2/2" in shown

@@ -158,7 +158,7 @@ def test_federating_did_not_help() -> None:
 
 def test_nothing_to_compare_with() -> None:
     assert "nothing else was run" in verdict(outcome("local", LOCAL)).headline
-    assert "add local" in verdict(outcome("pgfed", LOCAL)).sentences[0]
+    assert "add alone or local" in verdict(outcome("pgfed", LOCAL)).sentences[0]
     unknown = [float("nan")] * 2
     assert "No client has test data" in verdict(outcome("local", unknown)).headline
 
