@@ -6,17 +6,21 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pgfed.cli.options import ModulePath
 from pgfed.errors import UserError
 
+if TYPE_CHECKING:
+    from pgfed.federation.folders.folder import FederationFolder
+
 group = typer.Typer(help="Run a real federation: a server and sites that keep their data.")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
 
+SiteName = Annotated[str, typer.Argument(metavar="SITE", help="Its name, as site-00.")]
 SiteDir = Annotated[Path, typer.Argument(metavar="SITE_DIR", help="The site's folder.")]
 
 
@@ -203,6 +207,70 @@ def rollback(
         raise UserError(f"{folder}: a run is going on; stop it first")
     what = notes.roll_back(place, round)
     print(f"{what}: back after round {round}; go on with `pgfed federation run {folder} --resume`")
+
+
+@group.command("remove-site")
+def remove_site(folder: Folder, name: SiteName) -> None:
+    """Shut a site out, at once; its seat stays empty until `add-site` gives it to somebody."""
+    from pgfed.federation.folders.folder import FederationFolder
+
+    place = FederationFolder(folder)
+    key = place.key(place.seat(name))
+    if not key.is_file():
+        raise UserError(f"{name}: has no key in {key.parent}; its seat is empty already")
+    key.unlink()
+    print(f"{name}: removed; {_admitted(place)}")
+
+
+@group.command("add-site")
+def add_site(
+    folder: Folder,
+    name: SiteName,
+    key: Annotated[Path, typer.Option(metavar="PUB", help="The site's public key, site.pub.")],
+) -> None:
+    """Admit a site to an empty seat by its public key, which it made itself."""
+    from pgfed.engine.durable import write_atomic
+    from pgfed.federation.folders.folder import FederationFolder
+    from pgfed.federation.folders.keys import load_public
+
+    place = FederationFolder(folder)
+    own = place.key(place.seat(name))
+    if own.is_file():
+        raise UserError(f"{name}: has a key already; `remove-site` takes it away")
+    load_public(key)
+    write_atomic(own, key.read_bytes())
+    print(f"{name}: added; {_admitted(place)}")
+
+
+def _admitted(place: FederationFolder) -> str:
+    """A server that is running is told."""
+    from pgfed.federation.server import control
+
+    if not control.is_there(place):
+        return "the server will know when it is started"
+    control.ask(place, "admit")
+    return "the server knows"
+
+
+@group.command("renew-certificate")
+def renew_certificate(folder: Folder) -> None:
+    """Make the server a new key and certificate; the sites need nothing new."""
+    from pgfed.federation.folders.folder import FederationFolder
+    from pgfed.federation.folders.keys import make_server_key
+
+    place = FederationFolder(folder)
+    make_server_key(place.server, place.agreement.federation, place.agreement.hosts)
+    print(f"{place.server / 'server.crt'}: renewed; restart the server")
+
+
+@group.command()
+def stop(folder: Folder) -> None:
+    """Stop the server; `server --resume` goes on with what it was doing."""
+    from pgfed.federation.folders.folder import FederationFolder
+    from pgfed.federation.server import control
+
+    control.ask(FederationFolder(folder), "stop")
+    print(f"{folder}: the server stops")
 
 
 @group.command()

@@ -14,6 +14,7 @@ from rich.table import Table
 from pgfed.cli.terminal.experiment import outcomes
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import FederationFolder
+from pgfed.federation.folders.keys import expiry_warning
 from pgfed.federation.server import control, status
 from pgfed.results.formats import duration, percent, size
 from pgfed.results.reader import load
@@ -44,6 +45,8 @@ def look(folder: FederationFolder) -> dict[str, Any]:
         if run is not None and server["running"]:
             away = [site for site in run["sites"] if site["doing"] and not site["here"]]
             wrong += [f"{site['name']} takes no part: {site['doing']}" for site in away]
+    if (warning := expiry_warning(folder)) is not None:
+        wrong.append(warning)
     return {"folder": str(folder.path), "server": server, "run": run, "wrong": wrong}
 
 
@@ -156,8 +159,9 @@ def table(content: dict[str, Any], server: dict[str, Any] | None) -> Table:
     for name in ("samples", "rounds", "missed", "took", "down", "up", "accuracy"):
         shown.add_column(name, justify="right", no_wrap=True)
     shown.add_column("now")
-    signs = server["sites"] if server is not None else [None] * len(content["sites"])
-    for site, sign in zip(content["sites"], signs, strict=True):
+    signs = {sign["name"]: sign for sign in (server["sites"] if server is not None else ())}
+    for site in content["sites"]:
+        sign = signs.get(site["name"])
         shown.add_row(
             site["name"],
             _seen(sign),

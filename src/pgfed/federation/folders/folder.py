@@ -64,6 +64,11 @@ class Agreement(Table):
     def port(self) -> int:
         return split_address(self.server)[1]
 
+    @property
+    def hosts(self) -> list[str]:
+        """The names and addresses that the server's certificate is for."""
+        return list(dict.fromkeys([self.host, "localhost", "127.0.0.1", "::1"]))
+
     def without_data(self) -> Federation:
         """What the server has of the federation: the sizes, once the sites have told them."""
         import numpy as np
@@ -121,6 +126,13 @@ class FederationFolder:
     def key(self, client: int) -> Path:
         """The public key of the site at this seat."""
         return self.server / "keys" / f"{site_name(client, self.agreement.seats)}.pub"
+
+    def seat(self, name: str) -> int:
+        """The seat of the site with this name."""
+        names = [site_name(i, self.agreement.seats) for i in range(self.agreement.seats)]
+        if name not in names:
+            raise UserError(f"site: found {name!r}; allowed: {names[0]} to {names[-1]}")
+        return names.index(name)
 
     def check_run(self, *, resume: bool) -> None:
         """A new run needs an empty place, and --resume one to go on with."""

@@ -58,8 +58,7 @@ def init(
     keys = path / "server" / "keys"
     keys.mkdir(parents=True)
     (path / "server").chmod(0o700)
-    hosts = list(dict.fromkeys([agreement.host, "localhost", "127.0.0.1", "::1"]))
-    make_authority(path / "server", agreement.federation, hosts)
+    make_authority(path / "server", agreement.federation, agreement.hosts)
     authority = (path / "server" / "ca.crt").read_bytes()
     common = agreement.model_dump(exclude_none=True)
     write_atomic(path / "federation.toml", templates.FEDERATION_HEAD + tomli_w.dumps(common))

@@ -136,7 +136,7 @@ def _identify(folder: Path, agreed: str) -> str:
 def _wait(seats: Seats, options: Options, status: Status) -> None:
     """For all sites, but not longer than for a round; then begin with those who are there."""
     status.tell("waiting for the sites")
-    seats.wait(range(len(seats)), options.round_timeout)
+    seats.wait(seats.taken, options.round_timeout)
     here = len(seats.present())
     if here < options.min_replies:
         raise QuorumError(
@@ -182,7 +182,7 @@ class FederationRun(RunWriter):
         """A run is over when every site has its model."""
         written = self.folder(method, seed) / layout.MODELS / WRITTEN
         keeps = self._setup.keeps_models(seed)
-        if keeps and len(_read(written)) < len(self._seats):
+        if keeps and not self._seats.taken <= set(_read(written)):
             return None
         return super().finished(method, seed)
 
@@ -217,7 +217,7 @@ class FederationRun(RunWriter):
         models = folder / layout.MODELS
         models.mkdir(exist_ok=True)
         done = self._done = _read(models / WRITTEN)
-        asked = [i for i in range(len(self._seats)) if i not in done]
+        asked = sorted(self._seats.taken - set(done))
         names, self._files = model_files(self._setup.federation), _read_files(models)
         for i, theta in run.personal_models(asked):
             self._files[i] = write_model(models / names[i], run.task.named(theta))
@@ -262,7 +262,7 @@ class FederationRun(RunWriter):
 
     def _forget(self, folder: Path) -> None:
         written = folder / layout.MODELS / WRITTEN
-        if not written.is_file() or len(_read(written)) == len(self._seats):
+        if not written.is_file() or self._seats.taken <= set(_read(written)):
             super()._forget(folder)
 
 

@@ -52,12 +52,18 @@ def ask(folder: FederationFolder, do: str, **more: Any) -> Request:
     return answer
 
 
-def is_running(folder: FederationFolder) -> bool:
-    """Whether a run is going on; without a server none is."""
+def is_there(folder: FederationFolder) -> bool:
+    """Whether the server is running."""
     try:
-        return bool(ask(folder, "status")["running"])
+        ask(folder, "status")
     except UserError:
         return False
+    return True
+
+
+def is_running(folder: FederationFolder) -> bool:
+    """Whether a run is going on; without a server none is."""
+    return is_there(folder) and bool(ask(folder, "status")["running"])
 
 
 @contextlib.asynccontextmanager

@@ -55,7 +55,9 @@ class Seats:
         self.federation = federation
         self.facts: dict[int, dict[str, Any]] = {}  # what each site said about itself
         self._grid = grid
-        self._keys = [load_public(folder.key(i)) for i in range(folder.agreement.seats)]
+        self._n = folder.agreement.seats
+        keys = {i: folder.key(i) for i in range(self._n)}
+        self._keys = {i: load_public(path) for i, path in keys.items() if path.is_file()}
         self._run, self._digest, self._frozen = run, digest, frozen
         self._status, self.pins = status, pins
         self._most = [folder.agreement.most_samples(i) for i in range(folder.agreement.seats)]
@@ -66,7 +68,12 @@ class Seats:
         self._looked = -LOOK
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return self._n
+
+    @property
+    def taken(self) -> set[int]:
+        """The seats that belong to a site: one may have been removed."""
+        return set(self._keys)
 
     def node(self, client: int) -> int | None:
         """The node that holds this seat, if it is there now."""
@@ -76,7 +83,7 @@ class Seats:
     def missing(self) -> str:
         """The names of those who are not there."""
         here = self.present()
-        return ", ".join(self._status.site(i)["name"] for i in range(len(self)) if i not in here)
+        return ", ".join(self._status.site(i)["name"] for i in sorted(self.taken - {*here}))
 
     def present(self) -> list[int]:
         return [i for i in range(len(self)) if self.node(i) is not None]
@@ -154,6 +161,10 @@ class Seats:
         signature: bytes = field(head, "signature", bytes)
         if not 0 <= client < len(self):
             raise BadRecord(f"it claims seat {client} of {len(self)}")
+        if client not in self._keys:
+            raise BadRecord(
+                f"it claims seat {client}, which was empty when the run began; it is admitted with the next `run`"
+            )
         if not holds_claim(self._keys[client], signature, client, node, self._run, nonce):
             raise BadRecord(f"it claims to be client {client} but does not hold that site's key")
         for part in ("train", "validation", "test"):
