@@ -29,6 +29,9 @@ class LocalGrid:
     def get_node_ids(self) -> Iterable[int]:
         return list(self.answers)
 
+    def seat(self, node: int) -> int:
+        return node - node_of(0)
+
     def push_message(self, message: Message, most: int) -> str:
         name = f"message-{next(self._names)}"
         self.most[name] = most

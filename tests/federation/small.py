@@ -20,6 +20,7 @@ from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
 from pgfed.engine.storage.durable import read_state
 from pgfed.federation.folders import folder as folders
+from pgfed.federation.folders import making
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder, load_experiment
 from pgfed.methods.values import State
 from pgfed.results.folder.history import read_history
@@ -47,14 +48,19 @@ def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def make(
-    path: Path, server: str = "127.0.0.1:9", *, insecure: bool = False, **changes: Any
+    path: Path,
+    server: str = "127.0.0.1:9",
+    *,
+    insecure: bool = False,
+    approved: bool = True,
+    **changes: Any,
 ) -> FederationFolder:
     """The federation's folder with all sites' folders in it, and each site's data beside."""
     path.mkdir(parents=True, exist_ok=True)
     experiment = path / "wanted.toml"
     experiment.write_text(tomli_w.dumps({**EXPERIMENT, **changes}))
     place = path / "federation"
-    folders.init(
+    making.init(
         place,
         sites=SITES,
         experiment=experiment,
@@ -69,7 +75,9 @@ def make(
         site = site_path(place, i)
         text = (site / "site.toml").read_text()
         (site / "site.toml").write_text(
-            text.replace('data = ""', f'data = "npz:../../../data-{i}.npz"')
+            text.replace('data = ""', f'data = "npz:../../../data-{i}.npz"').replace(
+                "auto_approve = false", f"auto_approve = {str(approved).lower()}"
+            )
         )
     return FederationFolder(place)
 
@@ -144,7 +152,7 @@ def history(folder: FederationFolder, method: str, seed: int = 0) -> list[dict[s
 
 
 def model_at(folder: FederationFolder, client: int, method: str, seed: int = 0) -> State:
-    place = site_path(folder.path, client) / "models" / method / f"seed-{seed}"
+    place = site_path(folder.path, client) / "models" / "small" / method / f"seed-{seed}"
     return load_file(place / "model.safetensors")
 
 

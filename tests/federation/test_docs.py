@@ -50,7 +50,7 @@ def test_the_page_as_written(tmp_path):
                 subprocess.run(command, shell=True, cwd=tmp_path, env=env, check=True, timeout=1800)
     for site in range(3):
         place = tmp_path / f"site-0{site}"
-        assert (place / "models" / "pgfed" / "seed-0" / "model.safetensors").is_file()
+        assert (place / "models" / "hospitals" / "pgfed" / "seed-0" / "model.safetensors").is_file()
         assert (place / "report.csv").is_file()
     assert (tmp_path / "hospitals" / "run" / "report.html").is_file()
     assert (tmp_path / "model.pt2").is_file()

@@ -30,12 +30,12 @@ class Office:
     def __init__(self) -> None:
         keys = [ec.generate_private_key(ec.SECP384R1()).public_key() for _ in range(2)]
         pems = [public_pem(key) for key in keys]
-        self.link = private.Link(pems)
-        nodes = [self.link.nodes[pem] for pem in pems]
+        self.link = private.Link()
+        nodes = [self.link.node(pem) for pem in pems]
         self.sites = [Visitor(f"site-{i}", nodes[i], keys[i]) for i in range(2)]
         for node in nodes:
             self.link.alive(node)
-        self.grid = LinkGrid(self.link, self.sites, Now())
+        self.grid = LinkGrid(self.link, dict(enumerate(self.sites)), Now())
         self.state, self.store = self.link._state, self.link._store
         self.link.begin()
 

@@ -160,7 +160,7 @@ def test_flower_serves_sites_where_the_guard_looks():
 
 
 def test_only_the_interface_for_sites_is_served():
-    app = private.Link([]).app()
+    app = private.Link().app()
     assert not [name for name in ("/v1/control", "/v1/runtime", "/docs") if name in str(app.routes)]
     assert app.openapi_url is None
 

@@ -16,4 +16,4 @@ def test_three_sites_end_to_end_have_the_bits_of_a_simulation(tmp_path):
         assert "site-02" in said
     site = site_path(federation.folder.path, 0)
     assert (site / "report.csv").read_text().count("pgfed") == 1
-    open_model(site / "models" / "pgfed" / "seed-0" / "model.safetensors").module()
+    open_model(site / "models" / "small" / "pgfed" / "seed-0" / "model.safetensors").module()

@@ -24,6 +24,7 @@ from pgfed.methods import registry as algorithms
 from pgfed.report import rendering as report
 from pgfed.report.tables import federation as tables
 from pgfed.results.folder.writer import RunWriter
+from pgfed.results.runs import evidence_of
 
 QUICK = Options(round_timeout=1.0)
 
@@ -430,6 +431,42 @@ def test_a_new_run_needs_an_empty_place_and_resume_a_run(tmp_path: Path):
     folder.experiment_file.write_text(text.replace("lr = 0.05", "lr = 0.06"))
     with pytest.raises(UserError, match="begun with another"):
         conduct(grid, folder, Options(resume=True))
+
+
+def test_every_metric_of_the_kept_models_is_told(tmp_path: Path):
+    folder = small.make(tmp_path)
+    sites = sites_of(folder)
+    conduct(grid_of(sites), folder, QUICK)
+    run = small.serial(folder, "pgfed")
+    metrics = evidence_of(run)[1]
+    names = run.task.objective.names
+    assert len(names) > 1
+    with (folder.run / "pgfed" / "seed-0" / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for name in names:
+        assert [float(row[name]) for row in rows] == pytest.approx(metrics[name].tolist()), name
+    assert "majority" not in rows[0]  # the share of a class is the site's own affair
+    with (sites[1].folder.path / "report.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert all(float(row[name]) == pytest.approx(metrics[name][1]) for name in metrics)
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"accuracy": float("nan")}, {"accuracy": 1}, {"client": 0.5}, {"majority": 0.5}]
+)
+def test_made_up_metrics_are_refused(tmp_path: Path, numbers):
+    folder = small.make(tmp_path)
+    sites = sites_of(folder)
+    grid = grid_of(sites)
+
+    def lie(reply):
+        reply["metrics.numbers"] = ConfigRecord(numbers)
+        return reply
+
+    grid.answers[1001] = disturbed(sites[1], "personal", {3}, lie)
+    conduct(grid, folder, QUICK)
+    (line,) = [line for line in seated(folder) if "client 1 has not written its model" in line]
+    assert f"metrics: found {next(iter(numbers))!r}" in line
 
 
 def test_a_finished_run_asks_again_only_for_models_that_are_missing(tmp_path: Path):

@@ -17,6 +17,7 @@ from pgfed.data.own import load
 from pgfed.data.tables.schema import from_plain
 from pgfed.errors import UserError
 from pgfed.federation.folders import folder as folders
+from pgfed.federation.folders import making
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder, digest, load_experiment
 from pgfed.federation.site.answers import Site
 
@@ -51,7 +52,7 @@ def table(site: int) -> pd.DataFrame:
 def made(folder: Path, schema: dict[str, object]) -> FederationFolder:
     (folder / "schema.toml").write_text(tomli_w.dumps(schema))
     (folder / "exp.toml").write_text(tomli_w.dumps(EXPERIMENT))
-    folders.init(
+    making.init(
         folder / "federation",
         sites=3,
         experiment=folder / "exp.toml",

@@ -6,16 +6,22 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pgfed.cli.options import ModulePath
 from pgfed.errors import UserError
 
+if TYPE_CHECKING:
+    from pgfed.federation.folders.folder import FederationFolder
+
 group = typer.Typer(help="Run a real federation: a server and sites that keep their data.")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
+
+SiteName = Annotated[str, typer.Argument(metavar="SITE", help="Its name, as site-00.")]
+SiteDir = Annotated[Path, typer.Argument(metavar="SITE_DIR", help="The site's folder.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -53,9 +59,9 @@ def init(
     module_path: ModulePath = None,
 ) -> None:
     """Write everything for a federation: certificates, keys, and a folder per site."""
-    from pgfed.federation.folders import folder as folders
+    from pgfed.federation.folders import making
 
-    agreement = folders.init(
+    agreement = making.init(
         folder,
         sites=sites,
         experiment=experiment,
@@ -90,7 +96,7 @@ def server(
 
 @group.command()
 def site(
-    folder: Annotated[Path, typer.Argument(metavar="SITE_DIR", help="The site's folder.")],
+    folder: SiteDir,
     data: Annotated[
         str,
         typer.Option(
@@ -111,6 +117,43 @@ def site(
 
 
 @group.command()
+def approve(
+    folder: SiteDir,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; say yes.")] = False,
+    module_path: ModulePath = None,
+) -> None:
+    """At a site: show what its experiment asks for, and agree to take part in it."""
+    from pgfed.federation.folders.folder import SiteFolder, load_experiment
+    from pgfed.federation.site import house
+
+    place = SiteFolder(folder)
+    experiment, methods = load_experiment(place.experiment_file, place.allowed)
+    for line in house.asks(place, experiment, methods):
+        print(line)
+    if not yes and not typer.confirm("Take part in it?"):
+        raise typer.Exit(1)
+    house.approve(place, experiment)
+    print("approved; a site that is running goes on by itself")
+
+
+@group.command()
+def log(
+    folder: SiteDir,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """At a site: show and verify the record of everything that has left it."""
+    from pgfed.cli.terminal.federation import show_record
+    from pgfed.federation.folders.folder import SiteFolder
+    from pgfed.federation.site.record import read
+
+    entries = read(SiteFolder(folder).path)
+    if as_json:
+        print(json.dumps(entries))
+    else:
+        show_record(entries)
+
+
+@group.command()
 def run(
     folder: Folder,
     resume: Annotated[
@@ -125,6 +168,13 @@ def run(
     keep_personal_models: Annotated[
         bool, typer.Option(help="Copy the models of sites that allow it (share_model) here.")
     ] = False,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            help="Go on with sites whose data or versions have changed since the run began.",
+        ),
+    ] = False,
 ) -> None:
     """Run the federation's experiment over the sites that are connected."""
     from pgfed.cli.terminal.federation import watch
@@ -137,9 +187,90 @@ def run(
         "round_timeout": round_timeout,
         "min_replies": min_replies,
         "keep_personal_models": keep_personal_models,
+        "accept_changes": accept_changes,
     }
     if not watch(place, options):
         raise typer.Exit(1)
+
+
+@group.command()
+def rollback(
+    folder: Folder,
+    round: Annotated[int, typer.Option(min=1, help="The last round that is to count.")],
+) -> None:
+    """Take back the last rounds of a run that is stopped; `run --resume` goes on from there."""
+    from pgfed.federation.folders.folder import FederationFolder
+    from pgfed.federation.server import control, notes
+
+    place = FederationFolder(folder)
+    if control.is_running(place):
+        raise UserError(f"{folder}: a run is going on; stop it first")
+    what = notes.roll_back(place, round)
+    print(f"{what}: back after round {round}; go on with `pgfed federation run {folder} --resume`")
+
+
+@group.command("remove-site")
+def remove_site(folder: Folder, name: SiteName) -> None:
+    """Shut a site out, at once; its seat stays empty until `add-site` gives it to somebody."""
+    from pgfed.federation.folders.folder import FederationFolder
+
+    place = FederationFolder(folder)
+    key = place.key(place.seat(name))
+    if not key.is_file():
+        raise UserError(f"{name}: has no key in {key.parent}; its seat is empty already")
+    key.unlink()
+    print(f"{name}: removed; {_admitted(place)}")
+
+
+@group.command("add-site")
+def add_site(
+    folder: Folder,
+    name: SiteName,
+    key: Annotated[Path, typer.Option(metavar="PUB", help="The site's public key, site.pub.")],
+) -> None:
+    """Admit a site to an empty seat by its public key, which it made itself."""
+    from pgfed.engine.storage.durable import write_atomic
+    from pgfed.federation.folders.folder import FederationFolder
+    from pgfed.federation.folders.keys import load_public
+
+    place = FederationFolder(folder)
+    own = place.key(place.seat(name))
+    if own.is_file():
+        raise UserError(f"{name}: has a key already; `remove-site` takes it away")
+    load_public(key)
+    write_atomic(own, key.read_bytes())
+    print(f"{name}: added; {_admitted(place)}")
+
+
+def _admitted(place: FederationFolder) -> str:
+    """A server that is running is told."""
+    from pgfed.federation.server import control
+
+    if not control.is_there(place):
+        return "the server will know when it is started"
+    control.ask(place, "admit")
+    return "the server knows"
+
+
+@group.command("renew-certificate")
+def renew_certificate(folder: Folder) -> None:
+    """Make the server a new key and certificate; the sites need nothing new."""
+    from pgfed.federation.folders.folder import FederationFolder
+    from pgfed.federation.folders.keys import make_server_key
+
+    place = FederationFolder(folder)
+    make_server_key(place.server, place.agreement.federation, place.agreement.hosts)
+    print(f"{place.server / 'server.crt'}: renewed; restart the server")
+
+
+@group.command()
+def stop(folder: Folder) -> None:
+    """Stop the server; `server --resume` goes on with what it was doing."""
+    from pgfed.federation.folders.folder import FederationFolder
+    from pgfed.federation.server import control
+
+    control.ask(FederationFolder(folder), "stop")
+    print(f"{folder}: the server stops")
 
 
 @group.command()

@@ -223,6 +223,7 @@ def _folder(folder: RunData) -> dict[str, Any]:
             str(known[key]) for key in ("platform", "cpu") if known.get(key) is not None
         ),
         "cores": known.get("cores"),
+        "changed during the run": "; ".join(map(str, known.get("changes") or ())) or None,
         "memory": size(known["memory_bytes"]) if known.get("memory_bytes") else None,
     }
     return {

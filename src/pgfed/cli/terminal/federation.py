@@ -14,6 +14,7 @@ from rich.table import Table
 from pgfed.cli.terminal.experiment import outcomes
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import FederationFolder
+from pgfed.federation.folders.keys import expiry_warning
 from pgfed.federation.server import control, status
 from pgfed.results.folder.reader import load
 from pgfed.results.formats import duration, percent, size
@@ -41,6 +42,11 @@ def look(folder: FederationFolder) -> dict[str, Any]:
             wrong.append(f"the run is {run['state']}: {run['error'] or 'go on with --resume'}")
     if server is not None:
         wrong += [_absence(site) for site in server["sites"] if not _is_here(site)]
+        if run is not None and server["running"]:
+            away = [site for site in run["sites"] if site["doing"] and not site["here"]]
+            wrong += [f"{site['name']} takes no part: {site['doing']}" for site in away]
+    if (warning := expiry_warning(folder)) is not None:
+        wrong.append(warning)
     return {"folder": str(folder.path), "server": server, "run": run, "wrong": wrong}
 
 
@@ -70,6 +76,19 @@ def show(standing: dict[str, Any]) -> None:
             print(message)
     for line in standing["wrong"]:
         print(line)
+
+
+def show_record(entries: list[dict[str, Any]]) -> None:
+    """What has left a site, a line for each answer."""
+    for entry in entries:
+        run, method = entry["run"][:8], entry.get("method")
+        what = f"{method}, seed {entry['seed']}, round {entry['round']}" if method else ""
+        print(
+            f"{entry['when']}  run {run}  {entry['kind']:8}  {what}  {size(entry['bytes'])}, norm "
+            f"{entry['norm']:.4g}: {', '.join(entry['keys'])}"
+        )
+    last = entries[-1]["hash"] if entries else "none"
+    print(f"{len(entries)} answers, none changed or missing; the last hash: {last}")
 
 
 # -- a run, from its start to its end ----------------------------------------------------------
@@ -140,8 +159,9 @@ def table(content: dict[str, Any], server: dict[str, Any] | None) -> Table:
     for name in ("samples", "rounds", "missed", "took", "down", "up", "accuracy"):
         shown.add_column(name, justify="right", no_wrap=True)
     shown.add_column("now")
-    signs = server["sites"] if server is not None else [None] * len(content["sites"])
-    for site, sign in zip(content["sites"], signs, strict=True):
+    signs = {sign["name"]: sign for sign in (server["sites"] if server is not None else ())}
+    for site in content["sites"]:
+        sign = signs.get(site["name"])
         shown.add_row(
             site["name"],
             _seen(sign),

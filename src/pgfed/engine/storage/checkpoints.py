@@ -2,8 +2,8 @@
 
 ``checkpoint/clients/`` holds clients' states, each file written once; ``server-ROUND.safetensors``
 the server's state and the scores; ``round-ROUND.json``, written last, names them all with their
-checksums: a round counts from the moment that file is there. The last two are kept, so that a file
-damaged afterwards costs one round and not the run.
+checksums: a round counts from the moment that file is there. The last two are kept, or more where
+asked for, so that a file damaged afterwards costs one round and not the run.
 """
 
 from __future__ import annotations
@@ -38,9 +38,15 @@ class Checkpoints:
     """The checkpoints of one run, in one folder. Writing overlaps the next round."""
 
     def __init__(
-        self, folder: Path, *, every: int = 1, warn: Callable[[str], None] = lambda text: None
+        self,
+        folder: Path,
+        *,
+        every: int = 1,
+        kept: int = KEPT,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.folder = folder
+        self._kept = kept
         self.every = every
         self._warn = warn
         self._writing: Future[None] | None = None
@@ -110,10 +116,10 @@ class Checkpoints:
     def _tidy(self, store: ClientStore) -> None:
         """Keep the last checkpoints and what they refer to."""
         manifests = sorted(self.folder.glob("round-*.json"))
-        for old in manifests[:-KEPT]:
+        for old in manifests[: -self._kept]:
             old.unlink(missing_ok=True)
         kept, files = set(), set()
-        for path in manifests[-KEPT:]:
+        for path in manifests[-self._kept :]:
             try:
                 body = _read_manifest(path)
             except DamagedFile:
@@ -153,6 +159,11 @@ class Checkpoints:
             run.history = history[: run.round]
             return True
         return False
+
+
+def rounds_kept(folder: Path) -> list[int]:
+    """The rounds after which there is a checkpoint in this folder."""
+    return sorted(int(path.stem.partition("-")[2]) for path in folder.glob("round-*.json"))
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flwr.app import Message
@@ -43,10 +43,10 @@ class LinkGrid:
     """For one run at a time, in a thread beside the event loop's."""
 
     def __init__(
-        self, link: Link, visitors: Iterable[Visitor], loop: asyncio.AbstractEventLoop
+        self, link: Link, visitors: Mapping[int, Visitor], loop: asyncio.AbstractEventLoop
     ) -> None:
         self._link, self._loop = link, loop
-        self._visitors = {visitor.node: visitor for visitor in visitors}
+        self._by_seat = visitors  # sites come and go
         self._asks: dict[str, _Ask] = {}
         self._lock = threading.RLock()
         self._stopped = False
@@ -55,12 +55,20 @@ class LinkGrid:
 
     def get_node_ids(self) -> set[int]:
         self._check()
-        return self._link.online()
+        admitted = {visitor.node for visitor in list(self._by_seat.values())}
+        return self._link.online() & admitted
+
+    def seat(self, node: int) -> int:
+        """The client whose key this node signs with."""
+        return next(i for i, visitor in list(self._by_seat.items()) if visitor.node == node)
 
     def push_message(self, message: Message, most: int) -> str:
         """Send it; its name, or "" if that cannot be. ``most``: bytes of the reply's arrays."""
         self._check()
-        visitor = self._visitors[message.metadata.dst_node_id]
+        node = message.metadata.dst_node_id
+        visitor = next((v for v in list(self._by_seat.values()) if v.node == node), None)
+        if visitor is None:
+            return ""
         with self._lock:
             try:
                 name, bare = self._link.send(message)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
 from types import SimpleNamespace
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -149,14 +148,12 @@ class Store(ObjectStore):
 
 
 class Link:
-    """Flower's link state in this process, with a node for each of these keys (PEM)."""
+    """Flower's link state in this process, with a node for each key."""
 
-    def __init__(self, keys: Iterable[bytes]) -> None:
+    def __init__(self) -> None:
         self._store = Store()
         self._state = InMemoryLinkState(NoOpFederationManager(simulation=False), self._store)
-        self.nodes = {
-            key: self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0) for key in keys
-        }
+        self._nodes: dict[bytes, int] = {}  # by the key's PEM
         self._run = self._task = 0
 
     def app(self) -> FastAPI:
@@ -200,6 +197,13 @@ class Link:
         self._task = 0
 
     # -- nodes ---------------------------------------------------------------------------------
+
+    def node(self, key: bytes) -> int:
+        """The node of this key, made when it is first asked for."""
+        if key not in self._nodes:
+            node = self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
+            self._nodes[key] = node
+        return self._nodes[key]
 
     def online(self) -> set[int]:
         info = self._state.get_node_info(statuses=[NodeStatus.ONLINE])

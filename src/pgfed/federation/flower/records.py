@@ -77,6 +77,9 @@ class Grid(Protocol):
     def get_node_ids(self) -> Iterable[int]:
         """The nodes that are there."""
 
+    def seat(self, node: int) -> int:
+        """The client whose key this node signs with."""
+
     def push_message(self, message: Message, most: int) -> str:
         """Send it; its name, or "" if that cannot be. ``most``: bytes of the reply's arrays."""
 

@@ -20,23 +20,19 @@ import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
-import tomli_w
 from pydantic import Field
 
 from pgfed.config import experiment as experiments
 from pgfed.config.schema import Table, check
 from pgfed.config.tables import DEFAULT_COHORT, Experiment
-from pgfed.engine.objective import targets_of
-from pgfed.engine.storage.durable import write_atomic
+from pgfed.engine.replies import MAX_SAMPLES
 from pgfed.errors import UserError
-from pgfed.federation.folders import templates
 from pgfed.modules import NONE, Allowed, allowed
 
 if TYPE_CHECKING:
     from pgfed.data.federation import Federation
-    from pgfed.data.tables.schema import Schema
     from pgfed.methods.contract import Algorithm
 
 RUN_FILE = "federation.json"  # in a run folder: its id, which the sites' states are stamped with
@@ -45,6 +41,7 @@ DATASET = "federation"  # data.dataset of an experiment whose data lies with the
 LOOPBACK_NAMES = ("localhost",)
 
 T = TypeVar("T", bound=Table)
+Request = Literal["train", "score", "share", "personal"]  # what a site may be asked for
 
 
 class Agreement(Table):
@@ -67,6 +64,11 @@ class Agreement(Table):
     def port(self) -> int:
         return split_address(self.server)[1]
 
+    @property
+    def hosts(self) -> list[str]:
+        """The names and addresses that the server's certificate is for."""
+        return list(dict.fromkeys([self.host, "localhost", "127.0.0.1", "::1"]))
+
     def without_data(self) -> Federation:
         """What the server has of the federation: the sizes, once the sites have told them."""
         import numpy as np
@@ -85,6 +87,17 @@ class Agreement(Table):
         )
 
 
+class FederationFile(Agreement):
+    """A server's federation.toml."""
+
+    max_samples: int | dict[str, int] = MAX_SAMPLES  # that a site may claim; or by its name
+
+    def most_samples(self, client: int) -> int:
+        if isinstance(self.max_samples, int):
+            return self.max_samples
+        return self.max_samples.get(site_name(client, self.seats), MAX_SAMPLES)
+
+
 class SiteFile(Agreement):
     """A site's site.toml."""
 
@@ -92,6 +105,10 @@ class SiteFile(Agreement):
     data: str = ""  # KIND:PATH
     share_model: bool = False  # may the server keep a copy of this site's personalized model?
     allow_modules: list[str] = Field(default_factory=list)  # that the experiment may import here
+    auto_approve: bool = False  # take part in whatever experiment.toml asks, without `approve`
+    max_rounds: int | None = Field(default=None, ge=1)  # that an experiment may have
+    answers_per_round: int = Field(default=5, ge=1)  # different questions of each kind
+    requests: list[Request] = Field(default_factory=lambda: list(get_args(Request)))
 
 
 class FederationFolder:
@@ -99,7 +116,7 @@ class FederationFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.agreement = read_table(self.path / "federation.toml", Agreement)
+        self.agreement = read_table(self.path / "federation.toml", FederationFile)
         check_insecure(self.agreement)
         self.server = self.path / "server"
         self.socket = self.server / "control.sock"
@@ -109,6 +126,13 @@ class FederationFolder:
     def key(self, client: int) -> Path:
         """The public key of the site at this seat."""
         return self.server / "keys" / f"{site_name(client, self.agreement.seats)}.pub"
+
+    def seat(self, name: str) -> int:
+        """The seat of the site with this name."""
+        names = [site_name(i, self.agreement.seats) for i in range(self.agreement.seats)]
+        if name not in names:
+            raise UserError(f"site: found {name!r}; allowed: {names[0]} to {names[-1]}")
+        return names.index(name)
 
     def check_run(self, *, resume: bool) -> None:
         """A new run needs an empty place, and --resume one to go on with."""
@@ -165,13 +189,23 @@ def load_experiment(
     if allowed is not None:
         experiments.check_modules(loaded, path, allowed)
     methods, experiment = experiments.make_methods(loaded)
-    _check(experiment)
+    check_federated(experiment)
     for name, method in methods.items():
         if method.course == "pooled":
             raise UserError(f"methods: {name!r} needs all data in one place; only simulations do")
     if experiment.cohort is None:
         experiment = replace(experiment, cohort=DEFAULT_COHORT)
     return experiment, methods
+
+
+def check_federated(experiment: Experiment) -> None:
+    """What only a simulation can do."""
+    if experiment.output.keep != "last":
+        raise UserError("output.keep: found 'best'; a federation keeps the last round's models")
+    if experiment.data.new_clients:
+        raise UserError("data.new_clients: found a share above 0; a federation's sites all train")
+    if experiment.attack.kind != "none":
+        raise UserError(f"attack.kind: found {experiment.attack.kind!r}; only simulations have it")
 
 
 def digest(agreement: Agreement, experiment: Experiment) -> str:
@@ -230,149 +264,3 @@ def check_insecure(agreement: Agreement) -> None:
             f"insecure: the server's address {agreement.server} can be reached from other "
             "machines; without TLS only 127.0.0.1, ::1 and localhost are allowed"
         )
-
-
-# -- making them -------------------------------------------------------------------------------
-
-
-def init(
-    path: Path,
-    *,
-    sites: int,
-    experiment: Path | None,
-    server: str,
-    classes: list[str] | None,
-    shape: list[int] | None,
-    insecure: bool,
-) -> Agreement:
-    """Write the folder of a federation, and in it the folder of each site."""
-    from pgfed.engine.setup import read_schema
-    from pgfed.federation.folders.keys import make_authority, make_site_key
-
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path}: exists and is not empty; give a new folder")
-    loaded = experiments.load(experiment) if experiment else _default(path.absolute().name)
-    schema, data = read_schema(loaded.data, Path())
-    agreement = _agreement(loaded, sites, server, classes, shape, insecure, schema)
-    check_insecure(agreement)
-    if data.schema is not None:  # each site has a copy; its checksum is part of the experiment
-        loaded = replace(loaded, data=replace(data, schema=SCHEMA))
-    loaded = _resolved(loaded, agreement)
-    document = tomli_w.dumps(loaded.document())
-
-    keys = path / "server" / "keys"
-    keys.mkdir(parents=True)
-    (path / "server").chmod(0o700)
-    hosts = list(dict.fromkeys([agreement.host, "localhost", "127.0.0.1", "::1"]))
-    make_authority(path / "server", agreement.federation, hosts)
-    authority = (path / "server" / "ca.crt").read_bytes()
-    common = agreement.model_dump(exclude_none=True)
-    write_atomic(path / "federation.toml", templates.FEDERATION_HEAD + tomli_w.dumps(common))
-    write_atomic(path / "experiment.toml", templates.EXPERIMENT_HEAD + document)
-    write_atomic(
-        path / "server" / "pgfed-server.service", templates.server_unit(agreement.federation)
-    )
-    for client in range(sites):
-        name = site_name(client, sites)
-        folder = path / "sites" / name
-        folder.mkdir(parents=True)
-        folder.chmod(0o700)
-        make_site_key(folder / "site.key", folder / "site.pub", name)
-        write_atomic(keys / f"{name}.pub", (folder / "site.pub").read_bytes())
-        own = {"client": client, "data": "", "share_model": False, "allow_modules": [], **common}
-        write_atomic(folder / "site.toml", templates.SITE_HEAD + tomli_w.dumps(own))
-        write_atomic(folder / "experiment.toml", templates.EXPERIMENT_HEAD + document)
-        write_atomic(folder / "ca.crt", authority)
-        if data.schema is not None:
-            write_atomic(folder / SCHEMA, Path(data.schema).read_bytes())
-        write_atomic(folder / "start.sh", templates.START)
-        (folder / "start.sh").chmod(0o755)
-        write_atomic(folder / "pgfed-site.service", templates.site_unit(agreement.federation, name))
-    return agreement
-
-
-def _check(experiment: Experiment) -> None:
-    """What only a simulation can do."""
-    if experiment.output.keep != "last":
-        raise UserError("output.keep: found 'best'; a federation keeps the last round's models")
-    if experiment.data.new_clients:
-        raise UserError("data.new_clients: found a share above 0; a federation's sites all train")
-    if experiment.attack.kind != "none":
-        raise UserError(f"attack.kind: found {experiment.attack.kind!r}; only simulations have it")
-
-
-def _default(name: str) -> Experiment:
-    """Without an experiment file: PGFed, every site in every round."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "federation"
-    return experiments.from_dict({"name": name, "cohort": 1.0, "rounds": 20, "methods": ["pgfed"]})
-
-
-def _agreement(
-    experiment: Experiment,
-    sites: int,
-    server: str,
-    classes: list[str] | None,
-    shape: list[int] | None,
-    insecure: bool,
-    schema: Schema | None,
-) -> Agreement:
-    """Classes and shape are as asked, or those of the experiment's data where it is at hand."""
-    kind = "float32" if shape and len(shape) == 1 else "uint8"
-    if schema is not None:
-        if schema.open_categories:
-            raise UserError(
-                f"data.schema: categorical {schema.open_categories[0]!r} lists no categories; a "
-                "federation's sites must agree on them"
-            )
-        classes = classes or schema.classes or None
-        shape, kind = [schema.width], "float32"
-    if classes is None or shape is None:
-        from pgfed.data import datasets
-
-        try:
-            table = experiment.data
-            form = targets_of(experiment.task)
-            data = datasets.load(table.dataset, None, skip_bad=table.skip_bad, targets=form)
-        except UserError as error:
-            raise UserError(
-                f"--classes, --shape: needed, as the experiment's data is not here ({error})"
-            ) from None
-        classes = classes or list(data.class_names)
-        shape = shape or list(data.x.shape[1:])
-        kind = data.x.dtype.name
-    content: dict[str, Any] = {
-        "federation": experiment.name,
-        "server": server,
-        "seats": sites,
-        "input_shape": shape,
-        "input": kind,
-        "classes": classes,
-        "insecure": insecure,
-    }
-    split_address(server)
-    if len(set(classes)) < len(classes):
-        raise UserError("--classes: each class once")
-    return check(Agreement, content)
-
-
-def _resolved(experiment: Experiment, agreement: Agreement) -> Experiment:
-    """Complete, so that server and sites cannot fill it in differently."""
-    from pgfed.data.augment import check_augment
-    from pgfed.federation.folders.models import make_model
-    from pgfed.model.networks import default_model
-
-    _check(experiment)
-    none = agreement.without_data()
-    name = experiment.model.name or default_model(none)
-    make_model(agreement, experiment, 0, none)
-    if "local" not in experiment.methods:  # each site is to know what it gained
-        experiment = replace(experiment, methods=["local", *experiment.methods])
-    methods, experiment = experiments.make_methods(experiment)
-    for method in methods.values():
-        check_augment(method.train.augment, none)
-    data: dict[str, Any] = {"dataset": DATASET, "clients": agreement.seats, "partition": "given"}
-    return replace(
-        experiment,
-        model=replace(experiment.model, name=name),
-        data=replace(experiment.data, **data),
-    )

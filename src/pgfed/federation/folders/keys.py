@@ -20,7 +20,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
+from pgfed.federation.folders.folder import FederationFolder
 
+WARNED = 30  # days before a certificate ends
 YEARS = 10  # of the authority and of the server's certificate
 _HASH = hashes.SHA384()
 _PEM = serialization.Encoding.PEM
@@ -35,12 +37,29 @@ def write_private(path: Path, data: bytes) -> None:
 
 def make_authority(folder: Path, name: str, hosts: list[str]) -> None:
     """ca.key, ca.crt, and the server's key and certificate for these names and addresses."""
-    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    authority = ec.generate_private_key(ec.SECP384R1())
     issuer = _name(f"{name} authority")
     ca = _certificate(issuer, issuer, authority.public_key())
     ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
-    leaf = _certificate(issuer, _name(f"{name} server"), server.public_key())
+    write_private(folder / "ca.key", _private(authority, serialization.PrivateFormat.PKCS8))
+    write_atomic(folder / "ca.crt", _signed(ca, authority))
+    make_server_key(folder, name, hosts)
+
+
+def make_server_key(folder: Path, name: str, hosts: list[str]) -> None:
+    """A new key and certificate for the server, from the authority in its folder."""
+    path = folder / "ca.key"
+    try:
+        authority = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: not a private key: {error}") from None
+    if not isinstance(authority, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{path}: not an ECDSA key")
+    server = ec.generate_private_key(ec.SECP384R1())
+    leaf = _certificate(_name(f"{name} authority"), _name(f"{name} server"), server.public_key())
     leaf = leaf.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     leaf = leaf.add_extension(_usage(signs_certificates=False), critical=True)
     leaf = leaf.add_extension(
@@ -49,15 +68,39 @@ def make_authority(folder: Path, name: str, hosts: list[str]) -> None:
     leaf = leaf.add_extension(
         x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False
     )
-    for builder in (ca, leaf):
-        file = "ca.crt" if builder is ca else "server.crt"
-        signed = builder.add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
-            critical=False,
-        ).sign(authority, _HASH)
-        write_atomic(folder / file, signed.public_bytes(_PEM))
-    for file, key in (("ca.key", authority), ("server.key", server)):
-        write_private(folder / file, _private(key, serialization.PrivateFormat.PKCS8))
+    new = folder / "server.key.new"
+    new.unlink(missing_ok=True)
+    write_private(new, _private(server, serialization.PrivateFormat.PKCS8))
+    new.replace(folder / "server.key")
+    write_atomic(folder / "server.crt", _signed(leaf, authority))
+
+
+def _signed(builder: x509.CertificateBuilder, authority: ec.EllipticCurvePrivateKey) -> bytes:
+    signed = builder.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
+        critical=False,
+    ).sign(authority, _HASH)
+    return signed.public_bytes(_PEM)
+
+
+def expiry_warning(folder: FederationFolder) -> str | None:
+    """What to do about certificates that end within a month, if any do."""
+    if folder.agreement.insecure:
+        return None
+    now = datetime.datetime.now(datetime.UTC)
+    cures = (
+        ("server.crt", f"`pgfed federation renew-certificate {folder.path}`"),
+        ("ca.crt", "make a new federation: all sites need its certificate"),
+    )
+    for file, cure in cures:
+        path = folder.server / file
+        try:
+            end = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read ({error})") from None
+        if end - now < datetime.timedelta(days=WARNED):
+            return f"{path} ends on {end:%Y-%m-%d}: {cure}"
+    return None
 
 
 def make_site_key(private: Path, public: Path, comment: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 FEDERATION_HEAD = """\
 # A federation. Server and sites must hold the same values: change one, and hand out site.toml anew.
+# The server's alone: `max_samples`, how many samples a site may say it has, as a number for all, or
+# by name as {"site-00" = 5000}. The plain mean weighs a site by what it says.
 
 """
 
@@ -20,6 +22,11 @@ SITE_HEAD = """\
 # of this site's model?
 # `allow_modules`: Python modules that experiment.toml may import here, beside pgfed's own methods
 # and models; they must be installed here, and are programs: look at them first.
+# `auto_approve`: take part in whatever experiment.toml here says, without
+# `pgfed federation approve`.
+# More limits may be added: `max_rounds` of an experiment; `answers_per_round`, how many different
+# questions of a kind are answered in one round (5); `requests`, the kinds that are answered at all
+# (train, score, share, personal).
 # The rest must be as at the server. site.key is this site's identity: show it to nobody.
 
 """

@@ -106,12 +106,13 @@ class Flower(Backend):
         self.asks = others if beside else [BASELINE, *others]  # that messages are sent for
         self.missed: dict[str, dict[int, str]] = {}  # stage -> clients that failed in it, and why
         self.facts: dict[int, SiteFacts] = {}  # of this round
+        self.metrics: dict[int, dict[str, float]] = {}  # of the models written, client by client
         self._grid, self._seats, self._run, self._methods = grid, seats, run, methods
         self._timeout, self._min_replies, self._copy = round_timeout, min_replies, copy
         self._status, self._settled = status, settled
 
     def begin(self, side: ClientSide) -> None:
-        self._side = side
+        self._side, self.metrics = side, {}
         self._method = next(k for k, m in self._methods.items() if m is side.algorithm)
 
     def map(
@@ -255,6 +256,8 @@ class Flower(Backend):
         for key in ("stage", "ticket", "round"):
             if head.get(key) != asked[key]:
                 raise BadRecord(f"{key}: found {head.get(key)!r:.40}, asked for {asked[key]!r}")
+        if stage == "personal":
+            self.metrics[client] = _metrics(parts.get("metrics", {}), self._side.task.objective)
         if _PART[stage] not in parts:
             if stage == "personal":
                 return []  # the model stays at the site
@@ -320,6 +323,14 @@ def _seconds(head: Head, key: str) -> float:
     if not 0 <= value < float("inf"):
         raise BadRecord(f"{key}: {value}")
     return value
+
+
+def _metrics(numbers: State, objective: Objective) -> dict[str, float]:
+    """What a site says its model is worth; a metric may be missing where it is undefined."""
+    for name, value in numbers.items():
+        if name not in objective.names or type(value) is not float or not math.isfinite(value):
+            raise BadRecord(f"metrics: found {name!r:.40} = {value!r:.40}")
+    return dict(numbers)
 
 
 def _is_model(result: State, n: int) -> bool:

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from pgfed.config.tables import FORMAT
 from pgfed.engine.callbacks import Callback, Record
 from pgfed.engine.rounds import Run
@@ -27,6 +29,7 @@ from pgfed.federation.flower.records import Grid
 from pgfed.federation.folders.folder import RUN_FILE, FederationFolder, digest, load_experiment
 from pgfed.federation.folders.models import frozen_digests, make_model, model_of
 from pgfed.federation.server.backend import Flower, QuorumError, Replay
+from pgfed.federation.server.notes import Pins, note, noted
 from pgfed.federation.server.seats import Seats
 from pgfed.federation.server.status import Status
 from pgfed.methods.registry import BASELINE
@@ -41,7 +44,8 @@ from pgfed.results.kept.writing import manifest, model_files, write_frozen, writ
 from pgfed.results.runs import Evidence
 from pgfed.results.statistics import Floats
 
-WRITTEN = "written.json"  # in a models folder: the sites that have written theirs
+KEPT = 5  # checkpoints, for `rollback`; sites keep as many states
+WRITTEN = "written.json"  # in a models folder: the sites that have written theirs, with metrics
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Options:
     round_timeout: float = 600.0  # seconds a site has for its answer
     min_replies: int = 1  # a round with fewer is asked for again
     keep_personal_models: bool = False  # of the sites whose site.toml allows it
+    accept_changes: bool = False  # of a site's data or versions since the run began
 
 
 def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
@@ -70,12 +75,13 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
 
     folder.run.mkdir(exist_ok=True)
     run = _identify(folder.run, agreed)
-    _note(folder.run, options=asdict(options))
+    note(folder.run, options=asdict(options))
+    pins = Pins(folder.run, accept=options.accept_changes)
     status = Status(folder.run, folder.agreement.seats)
     with FederationRun(folder.run, setup, resume=options.resume, warn=status.tell) as keeper:
         try:
             frozen = frozen_digests(folder.agreement, experiment, federation)
-            seats = Seats(grid, folder, federation, run, agreed, frozen, status)
+            seats = Seats(grid, folder, federation, run, agreed, frozen, status, pins)
             backend = Flower(
                 grid,
                 seats,
@@ -101,7 +107,7 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
             reason = str(error) if expected else f"{type(error).__name__}: {error}"
             status.write(state="failed", error=reason)
             raise
-        _note(folder.run, finished=True)
+        note(folder.run, finished=True)
         status.write(state="finished")
 
 
@@ -109,20 +115,10 @@ def unfinished(folder: FederationFolder) -> Options | None:
     """How to go on with the run in the federation's folder, if there is one that is not over."""
     if not (folder.run / RUN_FILE).is_file():
         return None
-    noted = _noted(folder.run)
-    if noted.get("finished"):
+    known = noted(folder.run)
+    if known.get("finished"):
         return None
-    return replace(Options(**noted.get("options", {})), resume=True)
-
-
-def _noted(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / RUN_FILE).read_text())
-    return content
-
-
-def _note(folder: Path, **more: Any) -> None:
-    """In the file that says which run this is."""
-    write_atomic(folder / RUN_FILE, json.dumps({**_noted(folder), **more}) + "\n")
+    return replace(Options(**known.get("options", {})), resume=True)
 
 
 def _identify(folder: Path, agreed: str) -> str:
@@ -131,7 +127,7 @@ def _identify(folder: Path, agreed: str) -> str:
     if not path.is_file():
         begun = {"run": secrets.token_hex(16), "digest": agreed}
         write_atomic(path, json.dumps(begun) + "\n")
-    content = _noted(folder)
+    content = noted(folder)
     if content["digest"] != agreed:
         raise UserError(
             f"{folder} was begun with another federation.toml or experiment.toml; "
@@ -143,7 +139,7 @@ def _identify(folder: Path, agreed: str) -> str:
 def _wait(seats: Seats, options: Options, status: Status) -> None:
     """For all sites, but not longer than for a round; then begin with those who are there."""
     status.tell("waiting for the sites")
-    seats.wait(range(len(seats)), options.round_timeout)
+    seats.wait(seats.taken, options.round_timeout)
     here = len(seats.present())
     if here < options.min_replies:
         raise QuorumError(
@@ -181,14 +177,15 @@ class FederationRun(RunWriter):
     def close_up(self) -> None:
         """What is written at the very end."""
         known = self._about.get("sites", {})
-        self._describe(sites={**known, **{str(i): f for i, f in self._seats.facts.items()}})
+        facts = {str(i): f for i, f in self._seats.facts.items()}
+        self._describe(sites={**known, **facts}, changes=self._seats.pins.changes)
         self.finish()
 
     def finished(self, method: str, seed: int) -> list[Record] | None:
         """A run is over when every site has its model."""
         written = self.folder(method, seed) / layout.MODELS / WRITTEN
         keeps = self._setup.keeps_models(seed)
-        if keeps and len(_read(written)) < len(self._seats):
+        if keeps and not self._seats.taken <= set(_read(written)):
             return None
         return super().finished(method, seed)
 
@@ -196,7 +193,7 @@ class FederationRun(RunWriter):
         if method not in self._backend.asks:
             return None  # it is replayed from another method's history
         folder = self.folder(method, seed) / layout.CHECKPOINT
-        self._checkpoints = Checkpoints(folder, warn=self._warn)
+        self._checkpoints = Checkpoints(folder, kept=KEPT, warn=self._warn)
         return self._checkpoints
 
     def settled(self) -> None:
@@ -216,23 +213,34 @@ class FederationRun(RunWriter):
         super().end(method, run)
 
     def _evidence(self, folder: Path, run: Run) -> tuple[Evidence | None, dict[str, Floats]]:
-        """It stays with the sites: each writes its own beside its model."""
-        return None, {}
+        """It stays with the sites, each of which writes its model now; their metrics come here."""
+        asked_for = (self._setup.methods[name] for name in self._backend.asks)
+        if run.algorithm not in asked_for or not self._setup.keeps_models(run.seed):
+            return None, {}
+        models = folder / layout.MODELS
+        models.mkdir(exist_ok=True)
+        done = self._done = _read(models / WRITTEN)
+        asked = sorted(self._seats.taken - set(done))
+        names, self._files = model_files(self._setup.federation), _read_files(models)
+        for i, theta in run.personal_models(asked):
+            self._files[i] = write_model(models / names[i], run.task.named(theta))
+        done |= {i: self._backend.metrics.get(i, {}) for i in asked if i not in self._missed}
+        return None, {
+            name: np.array([done.get(i, {}).get(name, np.nan) for i in range(len(self._seats))])
+            for name in run.task.objective.names
+        }
+
+    @property
+    def _missed(self) -> dict[int, str]:
+        """The sites that have not written their model, and why."""
+        return self._backend.missed["personal"]
 
     def _keep_models(self, folder: Path, run: Run, method: str, rows: list[dict[str, Any]]) -> None:
-        """Each site writes its personalized model; the global one is kept here."""
+        """The sites have written their models; the global one is kept here."""
         if method not in self._backend.asks:
             return
         models = folder / layout.MODELS
-        models.mkdir(exist_ok=True)
-        names = model_files(self._setup.federation)
-        files = _read_files(models)
-        done = set(_read(models / WRITTEN))
-        asked = [i for i in range(len(self._seats)) if i not in done]
-        for i, theta in run.personal_models(asked):
-            files[i] = write_model(models / names[i], run.task.named(theta))
-        missed = self._backend.missed["personal"]
-        for i, reason in missed.items():
+        for i, reason in self._missed.items():
             self._warn(
                 f"{method}, seed {run.seed}: client {i} has not written its model ({reason}); "
                 "--resume asks it again"
@@ -248,17 +256,16 @@ class FederationRun(RunWriter):
             shared=write_model(models / GLOBAL, run.task.named(run.global_model())),
             frozen=write_frozen(models, run.task),
             clients=[
-                {"client": row["client"], "id": i, **row, **files.get(i, {})}
+                {"client": row["client"], "id": i, **row, **self._files.get(i, {})}
                 for i, row in enumerate(rows)
             ],
         )
         manifests.write(models, content)
-        done |= set(asked) - set(missed)
-        write_atomic(models / WRITTEN, json.dumps(sorted(done)) + "\n")
+        write_atomic(models / WRITTEN, json.dumps(self._done) + "\n")
 
     def _forget(self, folder: Path) -> None:
         written = folder / layout.MODELS / WRITTEN
-        if not written.is_file() or len(_read(written)) == len(self._seats):
+        if not written.is_file() or self._seats.taken <= set(_read(written)):
             super()._forget(folder)
 
 
@@ -281,8 +288,12 @@ def _site_rows(run: Run, names: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _read(path: Path) -> list[int]:
-    return list(json.loads(path.read_text())) if path.is_file() else []
+def _read(path: Path) -> dict[int, dict[str, float]]:
+    """The sites that have written their models, and the metrics of these."""
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    if isinstance(content, list):  # as 0.1 wrote it
+        content = {i: {} for i in content}
+    return {int(i): metrics for i, metrics in content.items()}
 
 
 def _read_files(models: Path) -> dict[int, dict[str, str]]:

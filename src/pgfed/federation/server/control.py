@@ -52,6 +52,20 @@ def ask(folder: FederationFolder, do: str, **more: Any) -> Request:
     return answer
 
 
+def is_there(folder: FederationFolder) -> bool:
+    """Whether the server is running."""
+    try:
+        ask(folder, "status")
+    except UserError:
+        return False
+    return True
+
+
+def is_running(folder: FederationFolder) -> bool:
+    """Whether a run is going on; without a server none is."""
+    return is_there(folder) and bool(ask(folder, "status")["running"])
+
+
 @contextlib.asynccontextmanager
 async def listening(folder: FederationFolder, handlers: dict[str, Handler]) -> AsyncIterator[None]:
     """Answer at the folder's socket meanwhile."""

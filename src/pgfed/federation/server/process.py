@@ -25,10 +25,10 @@ from pgfed.federation.flower.grid import LinkGrid, Stopped
 from pgfed.federation.flower.guard import Guard, Visitor
 from pgfed.federation.flower.private import Link
 from pgfed.federation.folders.folder import FederationFolder, is_loopback, site_name
-from pgfed.federation.folders.keys import load_public, public_pem
+from pgfed.federation.folders.keys import expiry_warning, load_public, public_pem
 from pgfed.federation.server.backend import QuorumError
 from pgfed.federation.server.conduct import Options, conduct, unfinished
-from pgfed.federation.server.control import Request, listening
+from pgfed.federation.server.control import Handler, Request, listening
 from pgfed.federation.server.status import FILE
 
 KEEP = 20.0  # seconds between two signs to Flower that the run goes on
@@ -47,21 +47,17 @@ class Server:
 
     def __init__(self, folder: FederationFolder, say: Callable[[str], None]) -> None:
         self._folder, self._say = folder, say
-        seats = folder.agreement.seats
-        keys = {i: load_public(folder.key(i)) for i in range(seats)}
-        pems = {i: public_pem(key) for i, key in keys.items()}
-        if len(set(pems.values())) < seats:
-            raise UserError(f"{folder.key(0).parent}: two sites have the same key")
-        self._link = Link(pems.values())
-        self._visitors = [
-            Visitor(site_name(i, seats), self._link.nodes[pems[i]], keys[i]) for i in range(seats)
-        ]
-        self._by_key = {pems[i]: visitor for i, visitor in enumerate(self._visitors)}
+        self._link = Link()
+        self._visitors: dict[int, Visitor] = {}  # by seat
+        self._by_key: dict[bytes, Visitor] = {}
+        self._admit({})
+        self._over: Callable[[], None] = lambda: None
         self._run: threading.Thread | None = None
         self._began = time.time()
 
     async def serve(self, resume: bool) -> None:
         agreement, stop = self._folder.agreement, asyncio.Event()
+        self._over = stop.set
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
@@ -76,11 +72,13 @@ class Server:
         host = "127.0.0.1" if is_loopback(agreement.host) else "0.0.0.0"
         gate = Gate(guard, host, agreement.port, self._tls())
         async with (
-            listening(self._folder, {"run": self._begin, "status": self._status}),
+            listening(self._folder, self._commands),
             _beside(gate.serve(), stop),
             _beside(self._keep(), stop),
         ):
-            self._say(f"ready at {agreement.server} for {agreement.seats} sites")
+            if (warning := expiry_warning(self._folder)) is not None:
+                self._say(warning)
+            self._say(f"ready at {agreement.server} for {len(self._visitors)} sites")
             options = unfinished(self._folder) if resume else None
             if options is not None:
                 self._say("going on with the run that was interrupted")
@@ -133,7 +131,48 @@ class Server:
         if self._run is not None:
             await asyncio.to_thread(self._run.join, STOPPING)
 
+    # -- who is admitted -----------------------------------------------------------------------
+
+    def _admit(self, request: Request) -> Request:
+        """The sites whose keys are in the folder now, and nobody else."""
+        seats = range(self._folder.agreement.seats)
+        keys = {i: load_public(self._folder.key(i)) for i in seats if self._folder.key(i).is_file()}
+        pems = {i: public_pem(key) for i, key in keys.items()}
+        if len(set(pems.values())) < len(pems):
+            raise UserError(f"{self._folder.key(0).parent}: two sites have the same key")
+        for i, visitor in list(self._visitors.items()):
+            if pems.get(i) not in self._by_key or self._by_key[pems[i]] is not visitor:
+                self._dismiss(i, visitor)
+        for i, pem in pems.items():
+            if i not in self._visitors:
+                name = site_name(i, self._folder.agreement.seats)
+                self._visitors[i] = Visitor(name, self._link.node(pem), keys[i])
+                self._by_key[pem] = self._visitors[i]
+        return {"sites": [visitor.name for visitor in self._visitors.values()]}
+
+    def _dismiss(self, seat: int, visitor: Visitor) -> None:
+        """Its connections end now, and its key opens none any more."""
+        del self._visitors[seat]
+        del self._by_key[public_pem(visitor.public)]
+        self._link.gone(visitor.node)
+        for connection in visitor.connections:
+            connection.drop()
+
     # -- our own commands ----------------------------------------------------------------------
+
+    @property
+    def _commands(self) -> dict[str, Handler]:
+        return {
+            "run": self._begin,
+            "status": self._status,
+            "admit": self._admit,
+            "stop": self._end,
+        }
+
+    def _end(self, request: Request) -> Request:
+        self._say("told to stop")
+        self._over()
+        return {}
 
     def _begin(self, request: Request) -> Request:
         if self._running:
@@ -152,7 +191,7 @@ class Server:
                 "age": None if visitor.seen is None else round(now - visitor.seen, 1),
                 "refused": visitor.refused,
             }
-            for visitor in self._visitors
+            for visitor in self._visitors.values()
         ]
         return {"running": self._running, "up": round(time.time() - self._began), "sites": sites}
 

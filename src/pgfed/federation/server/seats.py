@@ -29,10 +29,12 @@ from pgfed.federation.flower.records import (
 )
 from pgfed.federation.folders.folder import FederationFolder
 from pgfed.federation.folders.keys import holds_claim, load_public
+from pgfed.federation.server.notes import Pins
 from pgfed.federation.server.status import Status
 
 LOOK = 0.5  # seconds between two looks at who is there
 AGAIN = 15.0  # seconds until a refused node is asked again
+PINNED = ("data", "pgfed", "torch", "flower")  # what a site tells of itself, and keeps
 PATIENCE = 600.0  # seconds a node may take to say who it is
 
 
@@ -48,13 +50,17 @@ class Seats:
         digest: str,
         frozen: str,
         status: Status,
+        pins: Pins,
     ) -> None:
         self.federation = federation
         self.facts: dict[int, dict[str, Any]] = {}  # what each site said about itself
         self._grid = grid
-        self._keys = [load_public(folder.key(i)) for i in range(folder.agreement.seats)]
+        self._n = folder.agreement.seats
+        keys = {i: folder.key(i) for i in range(self._n)}
+        self._keys = {i: load_public(path) for i, path in keys.items() if path.is_file()}
         self._run, self._digest, self._frozen = run, digest, frozen
-        self._status = status
+        self._status, self.pins = status, pins
+        self._most = [folder.agreement.most_samples(i) for i in range(folder.agreement.seats)]
         self._node: dict[int, int] = {}  # client -> node
         self._online: set[int] = set()
         self._asked: dict[str, tuple[int, str, float]] = {}  # message -> node, nonce, when
@@ -62,7 +68,12 @@ class Seats:
         self._looked = -LOOK
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return self._n
+
+    @property
+    def taken(self) -> set[int]:
+        """The seats that belong to a site: one may have been removed."""
+        return set(self._keys)
 
     def node(self, client: int) -> int | None:
         """The node that holds this seat, if it is there now."""
@@ -72,7 +83,7 @@ class Seats:
     def missing(self) -> str:
         """The names of those who are not there."""
         here = self.present()
-        return ", ".join(self._status.site(i)["name"] for i in range(len(self)) if i not in here)
+        return ", ".join(self._status.site(i)["name"] for i in sorted(self.taken - {*here}))
 
     def present(self) -> list[int]:
         return [i for i in range(len(self)) if self.node(i) is not None]
@@ -109,7 +120,7 @@ class Seats:
 
     def _greet(self, node: int, now: float) -> None:
         nonce = secrets.token_hex(16)
-        agreed = {"digest": self._digest, "frozen": self._frozen}
+        agreed = {"digest": self._digest, "frozen": self._frozen, "accept": self.pins.accept}
         head = {"stage": "hello", "run": self._run, "nonce": nonce, **agreed}
         message = Message(pack(head), dst_node_id=node, message_type=MESSAGE, ttl=PATIENCE)
         name = self._grid.push_message(message, 0)  # nothing but numbers is expected
@@ -127,14 +138,22 @@ class Seats:
             if "error" in head:
                 raise BadRecord(str(head["error"])[:500])
             client = self._check(head, node, nonce)
+            changed = self.pins.hold(client, {k: field(head, k, str)[:80] for k in PINNED})
         except BadRecord as error:
             self._refused[node] = time.monotonic()
-            self._status.tell(f"a node was not seated: {error}")
+            site = self._status.site(self._grid.seat(node))
+            if site["doing"] != str(error):  # it is asked again and again
+                site["doing"] = str(error)
+                self._status.tell(f"{site['name']} was not seated: {error}")
             return
         self._node[client] = node
+        self._status.doing(client, "")
+        if changed:
+            self._status.tell(f"{changed}; accepted")
         n = [head[f"n_{part}"] for part in ("train", "validation", "test")]
         self.federation.bounds[client] = np.cumsum([0, *n])
-        self.facts[client] = {k: str(head.get(k))[:80] for k in ("pgfed", "torch", "machine")}
+        self.facts[client] = {k: str(head.get(k))[:80] for k in (*PINNED, "machine")}
+        del self.facts[client]["data"]
         self._status.tell(f"client {client} is here: {n[0]} samples to train on, {n[2]} to test on")
 
     def _check(self, head: Head, node: int, nonce: str) -> int:
@@ -142,12 +161,21 @@ class Seats:
         signature: bytes = field(head, "signature", bytes)
         if not 0 <= client < len(self):
             raise BadRecord(f"it claims seat {client} of {len(self)}")
+        if client not in self._keys:
+            raise BadRecord(
+                f"it claims seat {client}, which was empty when the run began; it is admitted with "
+                "the next `run`"
+            )
         if not holds_claim(self._keys[client], signature, client, node, self._run, nonce):
             raise BadRecord(f"it claims to be client {client} but does not hold that site's key")
         for part in ("train", "validation", "test"):
             n = field(head, f"n_{part}", int)
             if not 0 <= n <= MAX_SAMPLES:
                 raise BadRecord(f"client {client}: n_{part} is {n}, allowed at most {MAX_SAMPLES}")
+        n = sum(head[f"n_{part}"] for part in ("train", "validation", "test"))
+        if n > self._most[client]:
+            most = self._most[client]
+            raise BadRecord(f"client {client} says it has {n} samples; max_samples is {most}")
         if not head["n_train"]:
             raise BadRecord(f"client {client} has no training data")
         return client

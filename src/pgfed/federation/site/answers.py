@@ -8,92 +8,39 @@ a later one has been named: by then the server remembers that later round for go
 
 from __future__ import annotations
 
-import csv
+import hashlib
 import json
 import logging
 import platform
-import re
-import shutil
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
 from pgfed.engine.client import ClientError, ClientSide
-from pgfed.engine.storage.durable import (
-    DamagedFile,
-    sha256,
-    state_from_bytes,
-    state_to_bytes,
-    write_atomic,
-)
+from pgfed.engine.storage.durable import DamagedFile, write_atomic
 from pgfed.errors import UserError
-from pgfed.federation.flower.records import BadRecord, Head, field, pack, unpack
+from pgfed.federation.flower.records import BadRecord, Head, field, pack, size, unpack
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import load_private, sign_claim
 from pgfed.federation.folders.models import frozen_digests, make_model
 from pgfed.federation.site import data as sitedata
+from pgfed.federation.site import keeping
+from pgfed.federation.site.house import Refused, Seat, check_consent, facts_of, salted
+from pgfed.federation.site.record import Record
+from pgfed.federation.site.states import States
 from pgfed.methods.contract import FederationInfo
 from pgfed.methods.registry import BASELINE
 from pgfed.methods.values import State
-from pgfed.results.folder.files import write_evidence
-from pgfed.results.folder.layout import EVIDENCE, csv_text, seed_folder
-from pgfed.results.kept import manifest as manifests
-from pgfed.results.kept.writing import manifest, write_frozen, write_model
-from pgfed.results.runs import Evidence
+from pgfed.results.folder.layout import seed_folder
 
 log = logging.getLogger(__name__)
 
 Parts = dict[str, State]
-
-
-class Refused(Exception):
-    """The site will not do what it was asked; the server is told why."""
-
-
-class States:
-    """A client's states under one method and seed of one run: one file per round."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def _files(self, round: int | None = None) -> list[Path]:
-        return sorted(
-            self._folder.glob(f"{'*' if round is None else f'{round:06d}'}-*.safetensors")
-        )
-
-    def load(self, round: int) -> State:
-        """The state after this round. The file's name holds its checksum."""
-        for path in self._files(round):
-            data = path.read_bytes()
-            if path.stem.partition("-")[2] == sha256(data)[:16]:
-                return state_from_bytes(data)
-        raise DamagedFile(
-            f"{self._folder} holds no sound state of round {round}; put it back from a backup, or "
-            "remove that folder to begin afresh"
-        )
-
-    def save(self, round: int, state: State) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        data = state_to_bytes(state)
-        write_atomic(self._folder / f"{round:06d}-{sha256(data)[:16]}.safetensors", data)
-
-    def settle(self, round: int) -> None:
-        """Keep this round's state, and the one before it: the server may go back by one."""
-        older = [path for path in self._files() if path.name < f"{round:06d}"]
-        for path in set(self._files()) - set(self._files(round)) - set(older[-1:]):
-            path.unlink(missing_ok=True)
-
-    @property
-    def lost(self) -> bool:
-        """Whether nothing at all is there."""
-        return not self._files()
 
 
 class Site:
@@ -110,6 +57,9 @@ class Site:
         self._digest = digest(self.file, self.experiment)
         self._frozen = frozen_digests(self.file, self.experiment, self.federation)
         self._sides: dict[tuple[str, int], ClientSide] = {}
+        self._facts = facts_of(self.federation)
+        self._record = Record(folder.path)
+        self._told = ""  # why the last message was refused
 
     # -- being asked ---------------------------------------------------------------------------
 
@@ -128,9 +78,14 @@ class Site:
             stage = field(head, "stage", str)
             if stage not in stages:
                 raise BadRecord(f"stage: found {stage!r:.40}")
+            question = {} if stage == "hello" else self._permit(head, parts)
             reply, results = stages[stage](head, parts, node)
+            self._note(head, reply, results, question)
+            self._told = ""
         except (UserError, ClientError, BadRecord, Refused, DamagedFile, OSError) as error:
-            log.warning("refused: %s", error)
+            if str(error) != self._told:  # the server asks again every few seconds
+                log.warning("refused: %s", error)
+            self._told = str(error)
             reply, results = {"error": str(error)}, {}
         except Exception as error:
             log.exception("unexpected")
@@ -151,7 +106,10 @@ class Site:
                 "the model's frozen values are others here than at the server (their SHA-256 "
                 "differs): compare the files that its factory reads, and the versions of torch"
             )
+        check_consent(self.folder, self.experiment)
         run, nonce = field(head, "run", str), field(head, "nonce", str)
+        accept = head.get("accept") is True
+        salt = Seat(self.folder, run).take(self.experiment, self._facts, accept=accept)
         counts = {
             f"n_{name}": int(getattr(self.federation, f"n_{name}")[self.client])
             for name in ("train", "validation", "test")
@@ -160,8 +118,7 @@ class Site:
             "client": self.client,
             "signature": sign_claim(self._key, self.client, node, run, nonce),
             **counts,
-            "pgfed": version("pgfed"),
-            "torch": torch.__version__,
+            **salted(salt, self._facts),
             "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         }, {}
 
@@ -224,10 +181,51 @@ class Site:
         base = field(head, "base", int)
         state = states.load(base) if base else None
         (result,) = side.call("personal", self.client, round, state, parts["message"])
-        found, _ = side.call("evidence", self.client, round, state, parts["message"])
-        self._write_model(head, side, result["w"], found)
-        asked = field(head, "copy", bool)
-        return {}, {"personal": result} if asked and self.file.share_model else {}
+        found, numbers = side.call("evidence", self.client, round, state, parts["message"])
+        about = {k: head[k] for k in ("run", "method", "seed", "round")}
+        model = keeping.Model(self.experiment, self.federation, self.client, side, result["w"])
+        place = self._seat(head).models()
+        model.write(
+            place, self.folder.path / "report.csv", about, found, numbers, self._alone(head)
+        )
+        names = side.task.objective.names  # other facts, as the largest class's share, stay here
+        results: Parts = {"metrics": {k: v for k, v in numbers.items() if k in names}}
+        if field(head, "copy", bool) and self.file.share_model:
+            results["personal"] = result
+        return {}, results
+
+    # -- what may be asked, and what has left --------------------------------------------------
+
+    def _permit(self, head: Head, parts: Parts) -> dict[str, Any]:
+        """Only in a run that greeted this site, and within the site's limits; the question.
+
+        To ask the same again reveals nothing more. Different questions in one round do.
+        """
+        self._seat(head).hold(self._facts)
+        kind = head["stage"]
+        if kind not in self.file.requests:
+            raise Refused(f"this site does not answer {kind!r} (requests in its site.toml)")
+        about = {"run": head["run"], "kind": kind}
+        about |= {k: field(head, k, t) for k, t in (("method", str), ("seed", int), ("round", int))}
+        question = _digest(head, parts)
+        before = self._record.questions(**about)
+        if len(before | {question}) > self.file.answers_per_round:
+            raise Refused(
+                f"round {head['round']}: {len(before)} different questions were answered; "
+                "this site allows no more (answers_per_round in its site.toml)"
+            )
+        return {**about, "question": question}
+
+    def _note(self, head: Head, reply: Head, results: Parts, question: dict[str, Any]) -> None:
+        """On record before it leaves."""
+        arrays = [v for part in results.values() for v in part.values() if isinstance(v, Tensor)]
+        squares = sum(float(torch.linalg.vector_norm(v.double())) ** 2 for v in arrays)
+        self._record.add(
+            **(question or {"run": head["run"], "kind": head["stage"]}),
+            keys=[*reply, *(f"{name}.{key}" for name, part in results.items() for key in part)],
+            bytes=size(pack({}, **results)),
+            norm=squares**0.5,
+        )
 
     # -- doing it ------------------------------------------------------------------------------
 
@@ -259,11 +257,11 @@ class Site:
             )
         return self._sides[method, seed]
 
+    def _seat(self, head: Head) -> Seat:
+        return Seat(self.folder, field(head, "run", str))
+
     def _run_folder(self, head: Head) -> Path:
-        run = field(head, "run", str)
-        if not re.fullmatch(r"[0-9a-f]{32}", run):
-            raise BadRecord(f"run: found {run!r:.40}")
-        place: Path = self.folder.states / run
+        place: Path = self.folder.states / head["run"]
         return place
 
     def _states(self, head: Head, method: str) -> States:
@@ -274,68 +272,24 @@ class Site:
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"alone-{head['seed']}.json"
 
-    # -- what stays at the site ----------------------------------------------------------------
-
-    def _write_model(self, head: Head, side: ClientSide, theta: Tensor, evidence: State) -> None:
-        method, seed = head["method"], side.seed
-        test = self.federation.test(self.client)
-        accuracy = side.task.score(theta, test).score if len(test) else None
-        alone = None
-        if self._alone_file(head).is_file():
-            scores = json.loads(self._alone_file(head).read_text())
-            alone = scores.get("test_score")
-        gain = None if accuracy is None or alone is None else round(accuracy - alone, 9)
-        row = {
-            "client": str(self.client),
-            "n_train": int(self.federation.n_train[self.client]),
-            "n_test": len(test),
-            "final": accuracy,
-            "local": alone,
-            "gain": gain,
-        }
-        folder = seed_folder(self.folder.models, method, seed)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        file = write_model(folder / "model.safetensors", side.task.named(theta))
-        write_evidence(folder / EVIDENCE, _evidence(evidence), {})
-        content = manifest(
-            self.experiment,
-            self.federation,
-            method,
-            side.algorithm,
-            side.task,
-            round=head["round"],
-            seed=seed,
-            shared=None,
-            frozen=write_frozen(folder, side.task),
-            clients=[
-                {
-                    **row,
-                    "id": self.client,
-                    "score": accuracy,
-                    **manifests.fitted_table(self.federation, self.client),
-                    **file,
-                }
-            ],
-        )
-        manifests.write(folder, content)
-        self._report({k: head[k] for k in ("run", "method", "seed", "round")} | row)
-        log.info("%s, seed %d: the personalized model is in %s", method, seed, folder)
-
-    def _report(self, row: dict[str, Any]) -> None:
-        """One line per run, method and seed in report.csv."""
-        path = self.folder.path / "report.csv"
-        key = ("run", "method", "seed")
-        rows: list[dict[str, Any]] = []
-        if path.is_file():
-            rows = list(csv.DictReader(path.read_text().splitlines()))
-            # As 0.1 called it.
-            rows = [{"gain" if k == "gain_over_local" else k: r[k] for k in r} for r in rows]
-        rows = [r for r in rows if [r[k] for k in key] != [str(row[k]) for k in key]]
-        write_atomic(path, csv_text([*rows, row]))
+    def _alone(self, head: Head) -> float | None:
+        """What training alone came to, if it was trained beside."""
+        if not self._alone_file(head).is_file():
+            return None
+        score: float | None = json.loads(self._alone_file(head).read_text()).get("test_score")
+        return score
 
 
-def _evidence(found: State) -> Evidence:
-    """What the site's model gave for its own test samples."""
-    outcome = found["outcome"].numpy()
-    return Evidence(np.array([0, len(outcome)]), outcome, found["outputs"].numpy())
+def _digest(head: Head, parts: Parts) -> str:
+    """By which a question is known again."""
+    asked = {k: v for k, v in head.items() if k != "ticket"}
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode())
+    for name, part in sorted(parts.items()):
+        for key, value in sorted(part.items()):
+            digest.update(f"{name}.{key};".encode())
+            if isinstance(value, Tensor):
+                digest.update(f"{value.dtype} {tuple(value.shape)};".encode())
+                digest.update(value.contiguous().numpy().tobytes())
+            else:
+                digest.update(f"{value!r};".encode())
+    return digest.hexdigest()[:16]

@@ -8,9 +8,7 @@ import numpy as np
 
 from pgfed.data.files import npz
 from pgfed.errors import UserError
-from pgfed.results.runs import (
-    Evidence,
-)
+from pgfed.results.runs import Evidence
 from pgfed.results.statistics import Floats
 
 EVIDENCE = ("offsets", "outcome")

@@ -16,11 +16,7 @@ from pgfed.engine.storage.durable import write_atomic
 from pgfed.model.metrics import Metric
 from pgfed.results.folder import layout
 from pgfed.results.folder.layout import csv_text, seed_folder
-from pgfed.results.runs import (
-    Evidence,
-    RunData,
-    SeedRun,
-)
+from pgfed.results.runs import Evidence, RunData, SeedRun
 from pgfed.results.statistics import Floats
 from pgfed.results.summary import alone_of, client_rows, summaries
 

@@ -29,15 +29,7 @@ from pgfed.results.folder import layout
 from pgfed.results.folder.evidence import read_evidence
 from pgfed.results.folder.history import History, history_of, read_history
 from pgfed.results.folder.layout import seed_folder
-from pgfed.results.runs import (
-    SCORES,
-    Arm,
-    Clients,
-    MethodInfo,
-    RunData,
-    SeedRun,
-    names_from,
-)
+from pgfed.results.runs import SCORES, Arm, Clients, MethodInfo, RunData, SeedRun, names_from
 from pgfed.results.statistics import Floats, Ints, Pairs
 
 COLUMNS = ("client", "n_train", "n_test", *SCORES)

@@ -1,0 +1,201 @@
+"""A site is master of its house: what it approved, the runs it takes part in, and its limits.
+
+approved.json      the experiments that somebody here has agreed to, by their digest
+runs/RUN.json      a run in which this site has a seat, and what it was like when it took it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pgfed.config.description import leaving, leaving_once
+from pgfed.config.tables import Experiment
+from pgfed.data.federation import Federation
+from pgfed.engine.replies import Form
+from pgfed.engine.storage.durable import write_atomic
+from pgfed.errors import UserError
+from pgfed.federation.folders.folder import SiteFolder, digest
+from pgfed.federation.folders.models import make_model
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.registry import BASELINE
+from pgfed.results.formats import size
+
+APPROVED = "approved.json"
+
+
+class Refused(Exception):
+    """The site will not do what it was asked; the server is told why."""
+
+
+# -- consent -----------------------------------------------------------------------------------
+
+
+def approved(folder: SiteFolder) -> dict[str, Any]:
+    """When each experiment was approved, by its digest."""
+    path = folder.path / APPROVED
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a list of approved experiments")
+    return content
+
+
+def approve(folder: SiteFolder, experiment: Experiment) -> None:
+    """This site takes part in runs of this experiment from now on."""
+    when = {"experiment": experiment.name, "when": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    known = {**approved(folder), digest(folder.file, experiment): when}
+    write_atomic(folder.path / APPROVED, json.dumps(known, indent=2) + "\n")
+
+
+def check_consent(folder: SiteFolder, experiment: Experiment) -> None:
+    """Before a seat is taken: somebody has said yes, and the limits of site.toml hold."""
+    site = folder.file
+    if site.max_rounds is not None and experiment.rounds > site.max_rounds:
+        raise Refused(
+            f"the experiment has {experiment.rounds} rounds; this site allows {site.max_rounds} "
+            "(max_rounds in its site.toml)"
+        )
+    if not site.auto_approve and digest(site, experiment) not in approved(folder):
+        raise Refused(
+            f"experiment {experiment.name!r} waits for this site's approval: "
+            "`pgfed federation approve` at the site"
+        )
+
+
+def asks(folder: SiteFolder, experiment: Experiment, methods: Mapping[str, Algorithm]) -> list[str]:
+    """What an experiment would have this site do and give, for the one who decides."""
+    site = folder.file
+    task = make_model(site, experiment, experiment.seeds[0], site.without_data())
+    objective = task.objective
+    lines = [
+        f"experiment  {experiment.name} of the federation {site.federation}, at {site.server}",
+        f"digest      {digest(site, experiment)}",
+        f"task        {experiment.task.kind}, judged by {', '.join(objective.names)}",
+        f"model       {experiment.model.name}, {task.layout.n:,} values",
+        f"rounds      {experiment.rounds}, for each of {len(experiment.seeds)} seeds",
+    ]
+    for name, method in methods.items():
+        if name == BASELINE:
+            lines.append(f"{name}: trained beside; no model leaves")
+            continue
+        form = Form(task.layout, method.shared, task.outputs, task.width)
+        each, once = form.size(method.leaves, {}), leaving_once(type(method))
+        train = method.train
+        lines.append(
+            f"{name}: {train.epochs} epochs a round in batches of {train.batch_size}; "
+            f"{size(each)} leave in each round:"
+        )
+        lines += [f"    {line}" for line in leaving(type(method))]
+        if once:
+            lines += ["    and once, after the last round:", *(f"    {line}" for line in once)]
+    lines.append(
+        "besides: how many samples there are; loss and metrics on the test samples; seconds; "
+        "versions"
+    )
+    if site.share_model:
+        lines.append("share_model is on: a copy of this site's model, if the server keeps one")
+    return lines
+
+
+# -- runs --------------------------------------------------------------------------------------
+
+
+class Seat:
+    """This site's part in one run, from its first greeting on."""
+
+    def __init__(self, folder: SiteFolder, run: str) -> None:
+        if not re.fullmatch(r"[0-9a-f]{32}", run):
+            raise Refused(f"run: found {run!r:.40}")
+        self._folder, self._path = folder, folder.path / "runs" / f"{run}.json"
+
+    def check(self) -> dict[str, Any]:
+        """What is on record of it; refuses a run that never greeted this site."""
+        try:
+            content: dict[str, Any] = json.loads(self._path.read_text())
+        except FileNotFoundError:
+            raise Refused(f"this site has no seat in run {self._path.stem}") from None
+        except ValueError:
+            raise Refused(f"{self._path}: damaged; remove it and greet again") from None
+        return content
+
+    def take(self, experiment: Experiment, facts: dict[str, str], *, accept: bool) -> str:
+        """Take part, with the data and versions of the first time; this seat's salt.
+
+        ``accept``: the server's operator goes on though they have changed.
+        """
+        if not self._path.is_file():
+            self._path.parent.mkdir(exist_ok=True)
+            when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            known = {"experiment": experiment.name, "began": when, "salt": secrets.token_hex(16)}
+            self._write({**known, "facts": facts})
+        known = self.check()
+        if accept:
+            self._write({**known, "facts": facts})
+        else:
+            self.hold(facts)
+        return str(known["salt"])
+
+    def hold(self, facts: dict[str, str]) -> None:
+        """Refuse to go on with other data or versions than those of the first time."""
+        before = self.check()["facts"]
+        changed = [
+            f"{key} was {before.get(key, '')[:24]}, is {value[:24]}"
+            for key, value in facts.items()
+            if before.get(key) != value
+        ]
+        if changed:
+            raise Refused(
+                f"this site has changed since the run began: {'; '.join(changed)}; put that back, "
+                "or have the server go on with --accept-changes"
+            )
+
+    def models(self) -> Path:
+        """The folder of this run's models: by the experiment's name, which runs may share."""
+        known = self.check()
+        if "models" not in known:
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", known["experiment"]).strip("-._") or "run"
+            number = 1
+            while True:
+                place = self._folder.models / (name if number == 1 else f"{name}-{number}")
+                try:
+                    place.mkdir(parents=True)
+                    break
+                except FileExistsError:
+                    number += 1
+            known["models"] = place.name
+            self._write(known)
+        found: Path = self._folder.models / known["models"]
+        return found
+
+    def _write(self, content: dict[str, Any]) -> None:
+        write_atomic(self._path, json.dumps(content, indent=2) + "\n")
+
+
+def facts_of(federation: Federation) -> dict[str, str]:
+    """What must stay as it is while a run goes on."""
+    return {
+        "data": federation.fingerprint,
+        "pgfed": version("pgfed"),
+        "torch": torch.__version__,
+        "flower": version("flwr"),
+    }
+
+
+def salted(salt: str, facts: dict[str, str]) -> dict[str, str]:
+    """For the server, which can tell that the data is the same, and not which data it is."""
+    data = hashlib.sha256(f"{salt} {facts['data']}".encode()).hexdigest()
+    return {**facts, "data": data}

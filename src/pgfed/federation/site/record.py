@@ -1,0 +1,115 @@
+"""What has left a site: a dated line for each answer, written before the answer goes.
+
+Each line holds the hash of itself and of the line before, so that none can be changed or taken out
+without all that follow; `record.head` beside it says how many there are and how the last one ends,
+so that the end cannot be cut off. Who may write the folder can write all of it anew: to be safe
+from that, note the last hash elsewhere now and then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from pgfed.engine.storage.durable import write_atomic
+from pgfed.errors import UserError
+
+FILE = "record.jsonl"
+HEAD = "record.head"
+FIRST = "0" * 64  # stands before the first line
+
+Entry = dict[str, Any]
+
+
+def read(folder: Path) -> list[Entry]:
+    """All lines, verified; raises UserError at the first that is not as it was written."""
+    path = folder / FILE
+    entries: list[Entry] = []
+    last = FIRST
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            entry = json.loads(line)
+            told = entry.pop("hash")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{path}: line {number} is not a line of the record") from None
+        if told != _hash(last, entry):
+            raise UserError(f"{path}: line {number} was changed, or one before it is missing")
+        entries.append({**entry, "hash": told})
+        last = told
+    _check_end(path, entries)
+    return entries
+
+
+def _lines(path: Path) -> list[str]:
+    """Without a last one that is not whole: what it was about has not left."""
+    if not path.is_file():
+        return []
+    try:
+        return path.read_text(encoding="utf-8").split("\n")[:-1]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def _check_end(path: Path, entries: list[Entry]) -> None:
+    """The head is written after the line: it may be behind by one, where a process was killed."""
+    try:
+        content = json.loads(path.with_name(HEAD).read_text())
+        n, last = int(content["lines"]), content["hash"]
+    except FileNotFoundError:
+        n, last = 0, FIRST
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path.with_name(HEAD)}: not the head of a record") from None
+    hashes = [FIRST, *(entry["hash"] for entry in entries)]
+    if len(entries) < n or hashes[n] != last:
+        raise UserError(f"{path}: {len(entries)} lines, but {n} were written; some are missing")
+    if len(entries) > n + 1:
+        raise UserError(f"{path}: {len(entries)} lines, but {n} were written; some were added")
+
+
+def _hash(before: str, entry: Entry) -> str:
+    return hashlib.sha256(f"{before}\n{json.dumps(entry)}".encode()).hexdigest()
+
+
+class Record:
+    """The record of one site, added to as it answers; and how often it has answered."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        entries = read(folder)
+        self._n, self._last = len(entries), entries[-1]["hash"] if entries else FIRST
+        self._asked: dict[tuple[Any, ...], set[str]] = {}
+        for entry in entries:
+            self._count(entry)
+        if self._path.is_file():  # without a line that was cut short
+            whole = "".join(f"{line}\n" for line in _lines(self._path)).encode()
+            os.truncate(self._path, len(whole))
+
+    def add(self, **entry: Any) -> None:
+        """On disk when this returns."""
+        entry = {"when": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **entry}
+        digest = _hash(self._last, entry)
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(handle, "a", encoding="utf-8") as file:
+            file.write(json.dumps({**entry, "hash": digest}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._n, self._last = self._n + 1, digest
+        head = {"lines": self._n, "hash": digest}
+        write_atomic(self._path.with_name(HEAD), json.dumps(head) + "\n")
+        self._count(entry)
+
+    def questions(self, **about: Any) -> set[str]:
+        """The different questions of this kind that were answered in this round."""
+        return self._asked.get(_place(about), set())
+
+    def _count(self, entry: Entry) -> None:
+        if "question" in entry:
+            self._asked.setdefault(_place(entry), set()).add(entry["question"])
+
+
+def _place(entry: Entry) -> tuple[Any, ...]:
+    return tuple(entry[key] for key in ("run", "method", "seed", "round", "kind"))

@@ -1,0 +1,92 @@
+"""Sites that go and come, certificates that end, and a server that is told to stop."""
+
+from __future__ import annotations
+
+import datetime
+import stat
+
+from cryptography import x509
+
+from federation import small
+from federation.local_grid import grid_of
+from federation.running import Running, until
+from federation.small import history
+from federation.test_commands import mistake, pgfed
+from federation.test_recovery import status
+from pgfed.cli.terminal.federation import look
+from pgfed.federation.folders import keys
+from pgfed.federation.folders.folder import FederationFolder
+from pgfed.federation.server.conduct import Options, conduct
+from pgfed.federation.site.answers import Site
+
+
+def test_a_site_is_shut_out_and_let_in_again_while_the_server_runs(tmp_path, capsys):
+    with Running(tmp_path, cohort=1.0) as federation:
+        place = federation.folder.path
+        federation.all()
+        until(federation.are_here, "all sites are there")
+        mine = small.site_path(place, 1) / "site.pub"
+        code, said = pgfed(capsys, "remove-site", place, "site-01")
+        assert (code, "the server knows" in said) == (0, True)
+        until(lambda: "this key is not admitted" in federation.said("site-1"), "it is shut out")
+        assert [site["name"] for site in status(federation)[1]["server"]["sites"]] == [
+            "site-00",
+            "site-02",
+        ]
+        federation.finish("--round-timeout", "60")  # nobody waits for an empty seat
+        for record in history(federation.folder, "pgfed"):
+            assert [d["client"] for d in record["dropped"]] == [1]
+        assert pgfed(capsys, "add-site", place, "site-01", "--key", mine)[0] == 0
+        until(lambda: federation.said("site-1").count("connected") == 2, "it is let in")
+        assert pgfed(capsys, "stop", place)[0] == 0
+        assert federation.processes["server"].wait(60) == 0
+
+
+def test_any_seat_may_be_empty_in_a_run(tmp_path, capsys):
+    folder = small.make(tmp_path, cohort=1.0)
+    assert pgfed(capsys, "remove-site", folder.path, "site-00")[0] == 0
+    sites = [Site(small.site_folder(folder, i)) for i in range(small.SITES)]
+    conduct(grid_of(sites), folder, Options(round_timeout=1.0))
+    for record in history(folder, "pgfed"):
+        assert [(d["client"], d["reason"]) for d in record["dropped"]] == [(0, "not connected")]
+    assert look(folder)["run"]["state"] == "finished"
+    assert not (sites[0].folder.models).exists()
+    assert (sites[1].folder.models / "small" / "pgfed" / "seed-0" / "model.safetensors").is_file()
+
+
+def test_mistakes_with_sites(tmp_path, capsys):
+    folder = small.make(tmp_path)
+    assert "site: found 'site-09'; allowed: site-00 to site-02" in mistake(
+        capsys, "remove-site", folder.path, "site-09"
+    )
+    pub = folder.key(1)
+    assert "has a key already" in mistake(
+        capsys, "add-site", folder.path, "site-00", "--key", str(pub)
+    )
+    assert pgfed(capsys, "remove-site", folder.path, "site-00")[0] == 0
+    assert "empty already" in mistake(capsys, "remove-site", folder.path, "site-00")
+    wrong = tmp_path / "wrong.pub"
+    wrong.write_text("nonsense")
+    said = mistake(capsys, "add-site", folder.path, "site-00", "--key", str(wrong))
+    assert "not an OpenSSH public key" in said
+    assert not folder.key(0).exists()
+    assert "the server does not answer" in mistake(capsys, "stop", folder.path)
+
+
+def test_a_certificate_that_ends_is_warned_of_and_renewed(tmp_path, capsys, monkeypatch):
+    folder = FederationFolder(small.make(tmp_path).path)
+    assert keys.expiry_warning(folder) is None
+    before = x509.load_pem_x509_certificate((folder.server / "server.crt").read_bytes())
+    left = before.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    monkeypatch.setattr(keys, "WARNED", left.days + 2)  # as if it were that late
+    warning = keys.expiry_warning(folder)
+    assert warning is not None
+    assert "server.crt ends on 20" in warning
+    assert "renew-certificate" in warning
+    assert warning in look(folder)["wrong"]
+    assert pgfed(capsys, "renew-certificate", folder.path)[0] == 0
+    after = x509.load_pem_x509_certificate((folder.server / "server.crt").read_bytes())
+    assert after.serial_number != before.serial_number
+    authority = x509.load_pem_x509_certificate((folder.server / "ca.crt").read_bytes())
+    after.verify_directly_issued_by(authority)  # the sites' copy still does
+    assert stat.S_IMODE((folder.server / "server.key").stat().st_mode) == 0o600
