@@ -162,9 +162,7 @@ class Seats:
         if not 0 <= client < len(self):
             raise BadRecord(f"it claims seat {client} of {len(self)}")
         if client not in self._keys:
-            raise BadRecord(
-                f"it claims seat {client}, which was empty when the run began; it is admitted with the next `run`"
-            )
+            raise BadRecord(f"seat {client} was empty when the run began; the next `run` has it")
         if not holds_claim(self._keys[client], signature, client, node, self._run, nonce):
             raise BadRecord(f"it claims to be client {client} but does not hold that site's key")
         for part in ("train", "validation", "test"):
