@@ -65,6 +65,7 @@ class Seats:
         self._online: set[int] = set()
         self._asked: dict[str, tuple[int, str, float]] = {}  # message -> node, nonce, when
         self._refused: dict[int, float] = {}  # node -> when
+        self._why: dict[int, str] = {}  # node -> what was said of that
         self._looked = -LOOK
 
     def __len__(self) -> int:
@@ -141,10 +142,11 @@ class Seats:
             changed = self.pins.hold(client, {k: field(head, k, str)[:80] for k in PINNED})
         except BadRecord as error:
             self._refused[node] = time.monotonic()
-            site = self._status.site(self._grid.seat(node))
-            if site["doing"] != str(error):  # it is asked again and again
-                site["doing"] = str(error)
-                self._status.tell(f"{site['name']} was not seated: {error}")
+            client = self._grid.seat(node)
+            self._status.doing(client, str(error))
+            if self._why.get(node) != str(error):  # it is asked again and again
+                self._status.tell(f"{self._status.site(client)['name']} was not seated: {error}")
+            self._why[node] = str(error)
             return
         self._node[client] = node
         self._status.doing(client, "")
