@@ -239,3 +239,24 @@ def test_a_site_killed_while_it_writes_goes_on(made, recorded):
     site = opened(made, recorded)
     greet(site)
     assert [e["kind"] for e in record.read(recorded.path)][-2:] == ["personal", "hello"]
+
+
+# -- crafted models ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["train", "score", "personal"])
+def test_a_crafted_model_with_values_that_are_none_is_refused(made, folder, kind):
+    site = opened(made, folder, auto_approve=True)
+    greet(site)
+    w = start(site)["w"].clone()
+    w[3] = float("inf")
+    head, parts = ask(site, kind, {"w": w})
+    assert "message.w: holds NaN or infinite values" in head["error"]
+    assert not parts
+    assert "error" in ask(site, kind, {"w": w[:-1].nan_to_num(0, 0, 0)})[0]  # nor another shape
+
+
+def test_small_batches_are_refused(made, folder):
+    site = opened(made, folder, auto_approve=True, min_batch=21)
+    assert "batches of 20; this site allows none below 21" in greet(site)["error"]
+    assert greet(opened(made, folder, min_batch=20))["client"] == 1

@@ -108,6 +108,7 @@ class SiteFile(Agreement):
     auto_approve: bool = False  # take part in whatever experiment.toml asks, without `approve`
     max_rounds: int | None = Field(default=None, ge=1)  # that an experiment may have
     answers_per_round: int = Field(default=5, ge=1)  # different questions of each kind
+    min_batch: int = Field(default=1, ge=1)  # samples that a step of training is computed from
     requests: list[Request] = Field(default_factory=lambda: list(get_args(Request)))
 
 

@@ -65,6 +65,7 @@ class Seats:
         self._online: set[int] = set()
         self._asked: dict[str, tuple[int, str, float]] = {}  # message -> node, nonce, when
         self._refused: dict[int, float] = {}  # node -> when
+        self._why: dict[int, str] = {}  # node -> what was said of that
         self._looked = -LOOK
 
     def __len__(self) -> int:
@@ -141,10 +142,11 @@ class Seats:
             changed = self.pins.hold(client, {k: field(head, k, str)[:80] for k in PINNED})
         except BadRecord as error:
             self._refused[node] = time.monotonic()
-            site = self._status.site(self._grid.seat(node))
-            if site["doing"] != str(error):  # it is asked again and again
-                site["doing"] = str(error)
-                self._status.tell(f"{site['name']} was not seated: {error}")
+            client = self._grid.seat(node)
+            self._status.doing(client, str(error))
+            if self._why.get(node) != str(error):  # it is asked again and again
+                self._status.tell(f"{self._status.site(client)['name']} was not seated: {error}")
+            self._why[node] = str(error)
             return
         self._node[client] = node
         self._status.doing(client, "")
@@ -162,10 +164,7 @@ class Seats:
         if not 0 <= client < len(self):
             raise BadRecord(f"it claims seat {client} of {len(self)}")
         if client not in self._keys:
-            raise BadRecord(
-                f"it claims seat {client}, which was empty when the run began; it is admitted with "
-                "the next `run`"
-            )
+            raise BadRecord(f"seat {client} was empty when the run began; the next `run` has it")
         if not holds_claim(self._keys[client], signature, client, node, self._run, nonce):
             raise BadRecord(f"it claims to be client {client} but does not hold that site's key")
         for part in ("train", "validation", "test"):

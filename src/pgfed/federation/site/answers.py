@@ -106,7 +106,8 @@ class Site:
                 "the model's frozen values are others here than at the server (their SHA-256 "
                 "differs): compare the files that its factory reads, and the versions of torch"
             )
-        check_consent(self.folder, self.experiment)
+        n_train = int(self.federation.n_train[self.client])
+        check_consent(self.folder, self.experiment, self.methods, n_train)
         run, nonce = field(head, "run", str), field(head, "nonce", str)
         accept = head.get("accept") is True
         salt = Seat(self.folder, run).take(self.experiment, self._facts, accept=accept)
@@ -207,6 +208,10 @@ class Site:
             raise Refused(f"this site does not answer {kind!r} (requests in its site.toml)")
         about = {"run": head["run"], "kind": kind}
         about |= {k: field(head, k, t) for k, t in (("method", str), ("seed", int), ("round", int))}
+        for name, part in parts.items():
+            for key, value in part.items():
+                if not bool(torch.isfinite(torch.as_tensor(value)).all()):
+                    raise Refused(f"{name}.{key}: holds NaN or infinite values")
         question = _digest(head, parts)
         before = self._record.questions(**about)
         if len(before | {question}) > self.file.answers_per_round:

@@ -61,7 +61,9 @@ def approve(folder: SiteFolder, experiment: Experiment) -> None:
     write_atomic(folder.path / APPROVED, json.dumps(known, indent=2) + "\n")
 
 
-def check_consent(folder: SiteFolder, experiment: Experiment) -> None:
+def check_consent(
+    folder: SiteFolder, experiment: Experiment, methods: Mapping[str, Algorithm], n_train: int
+) -> None:
     """Before a seat is taken: somebody has said yes, and the limits of site.toml hold."""
     site = folder.file
     if site.max_rounds is not None and experiment.rounds > site.max_rounds:
@@ -69,6 +71,13 @@ def check_consent(folder: SiteFolder, experiment: Experiment) -> None:
             f"the experiment has {experiment.rounds} rounds; this site allows {site.max_rounds} "
             "(max_rounds in its site.toml)"
         )
+    for name, method in methods.items():
+        batch = min(method.train.batch_size or n_train, n_train)
+        if batch < site.min_batch:
+            raise Refused(
+                f"{name} trains in batches of {batch}; this site allows none below "
+                f"{site.min_batch} (min_batch in its site.toml)"
+            )
     if not site.auto_approve and digest(site, experiment) not in approved(folder):
         raise Refused(
             f"experiment {experiment.name!r} waits for this site's approval: "
