@@ -229,3 +229,17 @@ def test_the_package_names_what_it_offers() -> None:
     assert "run" in dir(importlib.import_module("pgfed"))
     with pytest.raises(AttributeError, match="nothing"):
         pgfed.nothing  # noqa: B018
+
+
+def test_a_model_that_lives_nowhere_is_told_before_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def net(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, classes))
+
+    options = {"methods": ["local"], "rounds": 1, "clients": 4, "backend": "serial"}
+    with caplog.at_level("WARNING", "pgfed.notes"):
+        pgfed.run(model=net, **options)
+        assert caplog.text == ""  # in memory it serves
+        pgfed.run(model=net, out=tmp_path / "run", **options)
+    assert "put it into a module" in caplog.text

@@ -26,7 +26,7 @@ from pgfed.data.tables.schema import from_plain
 from pgfed.engine.callbacks import Callback
 from pgfed.engine.objective import targets_of
 from pgfed.engine.setup import Setup, divide, load_federation, prepare, read_schema
-from pgfed.errors import UserError, unknown
+from pgfed.errors import NOTES, UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.model.networks import Factory
 from pgfed.modules import allowed
@@ -93,6 +93,8 @@ def run(
         given["dataset"] = data if isinstance(data, str) else IN_MEMORY
     experiment = from_dict(_content(given))
     folder = None if out is None else choose(Path(out), experiment.name)
+    if folder is not None and callable(model):
+        _say_homeless(model)
     federation = None
     if not (data is None or isinstance(data, str)):
         known, table = read_schema(experiment.data, experiments.data_root(data_root))
@@ -312,6 +314,16 @@ def _model_name(model: Factory) -> str:
     """package.module:factory, as the experiment file would name it."""
     name = getattr(model, "__qualname__", type(model).__qualname__)
     return f"{getattr(model, '__module__', type(model).__module__)}:{name}"
+
+
+def _say_homeless(model: Factory) -> None:
+    """Said before the training, not when somebody wants to use what it gave."""
+    name = _model_name(model)
+    if name.startswith("__main__:") or "<" in name:
+        NOTES.warning(
+            f"model: {name} lives in a notebook, a script or a function, so the model files of "
+            "this run can be opened nowhere else; put it into a module, and pass it from there"
+        )
 
 
 def _frame(rows: list[dict[str, Any]]) -> Any:
