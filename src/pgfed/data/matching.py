@@ -83,5 +83,9 @@ def _renumbered(
     labels = [str(v if names is None else names[v]) for v in values]
     for label in labels:
         if label not in known:
-            raise unknown(f"{name}: class", label, classes)
+            said = unknown(f"{name}: class", label, classes)
+            raise UserError(
+                f"{said}. A model has an output for each class it was trained with: leave these "
+                "samples out, or train anew with all sites"
+            )
     return np.array([known[label] for label in labels], dtype=np.int64)[np.searchsorted(values, y)]
