@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check lint types nightly bench format clean
+.PHONY: demo test check lint types nightly bench docs wheel format clean
 
 demo: $(STAMP)  ## fresh machine to personalized models and a table of who gained
 	$(BIN)/pgfed run
@@ -28,6 +28,12 @@ nightly: $(STAMP)  ## the slow checks too
 bench: $(STAMP)  ## speed and scale, as ratios measured in one run
 	$(BIN)/python -m benchmarks --write
 
+docs: $(STAMP)  ## the documentation site, in site/
+	$(BIN)/python scripts/docs.py
+
+wheel: $(STAMP)  ## the package, in dist/
+	$(BIN)/python -m build --wheel
+
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -35,8 +41,8 @@ format: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
-		--editable ".[ray,flower,report,onnx,tabular,tensorboard,dev]"
+		--editable ".[ray,flower,report,onnx,privacy,tabular,tensorboard,docs,dev]"
 	touch $(STAMP)
 
 clean:
-	rm -rf .venv runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv runs build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

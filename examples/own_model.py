@@ -8,7 +8,7 @@ model.head to name another layer. Batch-norm statistics are averaged along with 
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def make(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -21,3 +21,22 @@ def make(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(16 * 16, outputs),
     )
+
+
+class NextWord(nn.Module):
+    """Its output layer is its embedding: tied weights are one entry, and travel once."""
+
+    def __init__(self, words: int, width: int = 32) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.mix = nn.Linear(width, width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.mix(self.words(x)[:, -3:].mean(1)).tanh())
+        return out
+
+
+def next_word(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    return NextWord(outputs)

@@ -84,9 +84,7 @@ if __name__ == "__main__":
         methods=["local", "fedavg", "pgfed"],
         model=Transformer,
         rounds=int(sys.argv[1]) if len(sys.argv) > 1 else 12,
-        epochs=2,
-        batch_size=25,
-        lr=0.1,
+        train={"epochs": 2, "batch_size": 25, "lr": 0.1},
     )
     print(result.table()[["method", "final_score", "bytes_up"]])
     about = result.data.environment["model"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,19 @@ from torch import nn
 
 import pgfed
 from cli.cli_tools import blobs
-from pgfed.api import OPTIONS, Result
+from pgfed.api import Result
 from pgfed.data.federation import Federation
 from pgfed.errors import UserError
 
-QUICK = {"backend": "serial", "rounds": 3, "min_samples": 5, "methods": ["local", "pgfed"]}
+QUICK: dict[str, Any] = {
+    "engine": {"backend": "serial"},
+    "rounds": 3,
+    "methods": ["local", "pgfed"],
+}
+
+
+def divided(clients: int = 4) -> dict[str, Any]:
+    return {"dataset": arrays(), "clients": clients, "min_samples": 5}
 
 
 def arrays(n: int = 120) -> tuple[np.ndarray, np.ndarray]:
@@ -27,8 +36,7 @@ def arrays(n: int = 120) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    x, y = arrays()
-    return pgfed.run((x, y), clients=6, cohort=0.5, seeds=[0, 1], **QUICK)
+    return pgfed.run(divided(6), cohort=0.5, seeds=[0, 1], **QUICK)
 
 
 def test_table_has_a_row_per_method_and_seed(result: Result) -> None:
@@ -99,14 +107,14 @@ def test_nothing_is_written_without_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    pgfed.run(arrays(), clients=4, **QUICK)
+    pgfed.run(divided(), **QUICK)
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr() == ("", "")
 
 
 def test_with_out_the_folder_holds_the_same(tmp_path: Path) -> None:
-    here = pgfed.run(arrays(), clients=4, **QUICK)
-    there = pgfed.run(arrays(), clients=4, out=tmp_path / "run", **QUICK)
+    here = pgfed.run(divided(), **QUICK)
+    there = pgfed.run(divided(), out=tmp_path / "run", **QUICK)
     assert (tmp_path / "run/pgfed/seed-0/models/manifest.json").is_file()
     for client in range(4):
         kept, read = (r.model(client, "pgfed").state_dict() for r in (here, there))
@@ -117,7 +125,7 @@ def test_with_out_the_folder_holds_the_same(tmp_path: Path) -> None:
 
 
 def test_progress_is_shown_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    pgfed.run(arrays(), clients=4, progress=True, **QUICK)
+    pgfed.run(divided(), progress=True, **QUICK)
     printed = capsys.readouterr()
     assert "pgfed seed 0 round 3/3" in printed.err
     assert printed.out == ""
@@ -133,16 +141,17 @@ def test_given_clients() -> None:
 def test_a_federation() -> None:
     x, y = arrays()
     federation = Federation.from_arrays(x, y, np.arange(120) % 3)
-    quick = {key: value for key, value in QUICK.items() if key != "min_samples"}
-    result = pgfed.run(federation, **quick)
+    result = pgfed.run(federation, **QUICK)
     assert result.federation is federation
-    with pytest.raises(UserError, match="'min_samples'"):
-        pgfed.run(federation, **QUICK)
+    with pytest.raises(UserError, match=r"data\.min_samples: the Federation"):
+        pgfed.run({"dataset": federation, "min_samples": 5}, **QUICK)
 
 
 def test_named_data_and_method_settings() -> None:
-    result = pgfed.run("digits", clients=5, lr=0.02, method={"pgfed": {"mu": 0.5}}, **QUICK)
+    data = {"dataset": "digits", "clients": 5}
+    result = pgfed.run(data, train={"lr": 0.02}, method={"pgfed": {"mu": 0.5}}, **QUICK)
     assert result.experiment.train.lr == 0.02
+    assert result.experiment.data.clients == 5
     assert result.experiment.method["pgfed"]["mu"] == 0.5
     assert result.experiment.data.dataset == "digits"
 
@@ -159,41 +168,46 @@ class Small(nn.Module):
 
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_an_own_model(backend: str, tmp_path: Path) -> None:
-    options = QUICK | {"backend": backend, "clients": 4, "out": tmp_path / "run"}
-    result = pgfed.run(arrays(), model=Small, **options)
+    options = QUICK | {"engine": {"backend": backend}, "out": tmp_path / "run"}
+    result = pgfed.run(divided(), model=Small, **options)
     assert isinstance(result.model(0, "pgfed"), Small)
     assert result.experiment.model.name == f"{__name__}:Small"
 
 
 def test_a_model_that_has_no_name_works_too() -> None:
-    result = pgfed.run(
-        arrays(), model=lambda shape, classes: Small(shape, classes), clients=4, **QUICK
-    )
+    nameless = {"name": lambda shape, classes: Small(shape, classes), "head": "top"}
+    result = pgfed.run(divided(), model=nameless, **QUICK)
     assert isinstance(result.model(1, "local"), Small)
 
 
 def test_models_that_were_not_kept() -> None:
-    result = pgfed.run(arrays(), clients=4, models="last", seeds=[5, 6], **QUICK)
+    result = pgfed.run(divided(), output={"models": "last"}, seeds=[5, 6], **QUICK)
     assert isinstance(result.model(0, "pgfed", 6), nn.Module)
     with pytest.raises(UserError, match="pgfed, seed 5"):
         result.model(0, "pgfed", 5)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    options = QUICK | {"rounds": np.int64(1), "lr": np.float64(0.1), "seeds": np.arange(2)}
-    result = pgfed.run(arrays(), clients=4, **options)
+    options = QUICK | {"rounds": np.int64(1), "seeds": np.arange(2)}
+    options["train"] = {"lr": np.float64(0.1)}
+    result = pgfed.run(divided(), **options)
     assert result.experiment.rounds == 1
     assert result.experiment.train.lr == 0.1
     assert result.experiment.seeds == [0, 1]
 
 
 MISTAKES = {
-    "unknown option": ({"client": 4}, "'clients'"),
+    "unknown key": ({"data": {"client": 4}}, "'clients'"),
+    "unknown table's key": ({"train": {"rate": 1}}, "train.rate: unknown key"),
+    "a key without its table": ({"lr": 0.1}, r"lr: is a key of \[train\]; write train={'lr': ...}"),
+    "data sets per site": ({"data": {"north": arrays()}}, "datasets="),
+    "no callback": ({"callbacks": [print]}, "subclasses of pgfed.Callback"),
+    "unknown callback": ({"callbacks": ["board"]}, "output.callbacks: unknown 'board'"),
     "wrong value": ({"rounds": 0}, "rounds: found 0"),
     "wrong data": ({"data": 3}, "data: found int"),
     "unknown data": ({"data": "digit"}, "'digits'"),
     "labels of another length": ({"data": (arrays()[0], arrays()[1][:-1])}, "y has shape 119"),
-    "size of arrays": ({"data": arrays(), "image_size": 8}, "image_size"),
+    "size of arrays": ({"data": {"dataset": arrays(), "image_size": 8}}, "image_size"),
     "unknown method": ({"methods": ["pgfd"]}, "'pgfed'"),
 }
 
@@ -201,7 +215,7 @@ MISTAKES = {
 @pytest.mark.parametrize(("options", "words"), MISTAKES.values(), ids=MISTAKES)
 def test_mistakes_are_user_errors(options: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        pgfed.run(**({"backend": "serial"} | options))
+        pgfed.run(**({"engine": {"backend": "serial"}} | options))
 
 
 @pytest.mark.parametrize(
@@ -218,15 +232,11 @@ def test_asking_for_what_is_not_there(result: Result, ask: object, words: str) -
         ask(result)  # type: ignore[operator]
 
 
-def test_every_key_of_the_experiment_file_is_an_option() -> None:
-    assert len(set(OPTIONS.values())) == len(OPTIONS)
-    assert {"clients", "data_seed", "model", "head", "lr", "workers", "models"} <= set(OPTIONS)
-
-
 def test_the_package_names_what_it_offers() -> None:
     for name in pgfed.__all__:
         assert getattr(pgfed, name) is not None
-    assert "run" in dir(importlib.import_module("pgfed"))
+    assert dir(importlib.import_module("pgfed")) == sorted(pgfed.__all__)
+    assert pgfed.testing.check_algorithm is importlib.import_module("pgfed.testing").check_algorithm
     with pytest.raises(AttributeError, match="nothing"):
         pgfed.nothing  # noqa: B018
 
@@ -237,7 +247,7 @@ def test_a_model_that_lives_nowhere_is_told_before_the_training(
     def net(shape: tuple[int, ...], classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, classes))
 
-    options = {"methods": ["local"], "rounds": 1, "clients": 4, "backend": "serial"}
+    options = {"methods": ["local"], "rounds": 1, "engine": {"backend": "serial"}}
     with caplog.at_level("WARNING", "pgfed.notes"):
         pgfed.run(model=net, **options)
         assert caplog.text == ""  # in memory it serves

@@ -64,7 +64,7 @@ def test_methods_are_listed_with_hardly_anything_imported() -> None:
 
 
 def test_reports_are_written_without_torch() -> None:
-    code = "import sys, pgfed.report.page; assert 'torch' not in sys.modules"
+    code = "import sys, pgfed.report.pages.page; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert done.returncode == 0, done.stderr
 
@@ -123,12 +123,14 @@ def test_data_root_comes_from_the_environment(
 
 
 def test_data_show(pgfed: Command, tmp_path: Path) -> None:
-    done = pgfed("data", "show", "--set", "data.clients=5", "--figure", "who.png")
+    done = pgfed("data", "show", "--set", "data.clients=5", "--figures", "drawn")
     assert done.code == 0
     assert "digits: 5 clients, 1,797 samples, 10 classes" in done.out
     assert len(re.findall(r"^ +[0-4] +\d+ +\d+ +\d+ ", done.out, re.MULTILINE)) == 5
-    assert (tmp_path / "who.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in tmp_path.iterdir()} == {"who.png"}
+    assert (tmp_path / "drawn/partition.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in tmp_path.rglob("*.*")} == {
+        *("partition.pdf", "partition.png", "partition.svg")
+    }
 
 
 def test_data_show_cuts_a_long_table(pgfed: Command) -> None:

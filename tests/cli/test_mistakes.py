@@ -111,7 +111,6 @@ COMMAND_MISTAKES = {
     "two experiments": (["run", "a.toml", "b.toml"], ["b.toml"]),
     "unknown method": (["methods", "--show", "fedavgg"], ["'fedavgg'", "'fedavg'"]),
     "unknown data set": (["data", "fetch", "minst"], ["'minst'", "'mnist'"]),
-    "unknown figure": (["data", "show", "--figure", "a.gif"], ["a.gif", ".png"]),
     "no data command": (["data", "shw"], ["'shw'"]),
 }
 
@@ -243,8 +242,8 @@ def test_a_federations_folder_is_not_taken_for_a_run(
 
 
 def test_a_key_of_the_experiment_given_as_an_option(pgfed: Callable[..., Done]) -> None:
-    done = pgfed("run", "--rounds", 3)
+    done = pgfed("run", "--lr", 3)
     assert done.code == 2
     assert done.line.endswith(
-        "No such option: --rounds. For a key of the experiment: --set rounds=VALUE."
+        "No such option: --lr. For a key of the experiment: --set train.lr=VALUE."
     )

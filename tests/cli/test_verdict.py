@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,20 +17,36 @@ from pgfed.results.folder.history import history_of
 from pgfed.results.formats import count, duration, gain, percent, score, size
 from pgfed.results.runs import Clients, RunData, SeedRun, method_info
 from pgfed.results.verdict import Verdict, judge
+from report.folders import evidence
+
+ROUNDS = 12
+SAMPLES = 40  # test samples of each client
 
 
 def outcome(
-    method: str, last10: list[float], seed: int = 0, refused: int = 0, diverged: int = 0
+    method: str,
+    shares: list[float],
+    seed: int = 0,
+    refused: int = 0,
+    diverged: int = 0,
+    rounds: int = ROUNDS,
+    rising: bool = False,
+    seen: bool = True,
 ) -> SeedRun:
-    scores = np.array(last10)
+    """A run whose clients end with these shares of their test samples right."""
+    scores = np.array(shares)
     mean = None if np.isnan(scores).all() else float(np.nanmean(scores))
-    record = {"round": 1, "mean_score": mean, "samples": 90, "train_seconds": 0.5}
-    record |= {"bytes_down": 1000, "bytes_up": 500, "seconds": 1.0, "cohort": [0, 1]}
-    record["dropped"] = [{"client": i, "reason": "w: holds NaN"} for i in range(refused)]
-    if diverged:
-        record["diverged"] = diverged
+    records = []
+    for t in range(1, rounds + 1):
+        grown = t / rounds if rising else 1.0
+        record = {"round": t, "mean_score": None if mean is None else mean * grown}
+        record |= {"samples": 90, "train_seconds": 0.5, "seconds": 1.0}
+        record |= {"bytes_down": 1000, "bytes_up": 500, "cohort": list(range(len(shares)))}
+        dropped = [{"client": i, "reason": "w: holds NaN"} for i in range(refused)]
+        records.append(record | {"dropped": dropped} | ({"diverged": diverged} if diverged else {}))
     each = {"best": scores, "final": scores, "mean": scores}
-    return SeedRun(method, seed, history_of([record]), each)
+    held = evidence(scores, np.where(np.isnan(scores), 0, SAMPLES)) if seen else None
+    return SeedRun(method, seed, history_of(records), each, evidence=held)
 
 
 def data(*outcomes: SeedRun) -> RunData:
@@ -39,11 +56,11 @@ def data(*outcomes: SeedRun) -> RunData:
     for run in outcomes:
         runs[run.method][run.seed] = run
     final = outcomes[0].scores["final"]
-    n_test = np.where(np.isnan(final), 0, 4)
+    n_test = np.where(np.isnan(final), 0, SAMPLES)
     n = len(final)
     return RunData(
         path=Path("run"),
-        experiment=from_dict({"methods": methods, "seeds": seeds, "rounds": 1, "cohort": 0.5}),
+        experiment=from_dict({"methods": methods, "seeds": seeds, "rounds": ROUNDS, "cohort": 1.0}),
         environment={},
         clients=Clients(np.full(n, 10), n_test, [str(i) for i in range(n)], None, None, []),
         metric=ACCURACY,
@@ -62,8 +79,9 @@ def verdict(*outcomes: SeedRun) -> Verdict:
 
 
 LOCAL = [0.5, 0.5, 0.75, 0.5]
-BETTER = [0.75, 0.5, 0.5, 1.0]
-SURELY = [0.6, 0.6, 0.75, 0.65]
+BETTER = [0.75, 0.5, 0.5, 1.0]  # two gain, one loses, all of them clearly
+SURELY = [0.75, 0.75, 0.95, 0.8]
+A_BIT = [0.525, 0.525, 0.775, 0.525]  # one sample each
 LOCAL0 = [*LOCAL, float("nan")]
 
 
@@ -76,45 +94,83 @@ def test_rows_are_means_over_the_seeds() -> None:
     )
     rows = outcome_rows(found)
     assert [row[0] for row in rows] == ["local", "pgfed"]
-    gain_over_local = 3
-    assert rows[0][gain_over_local] == ""
-    assert rows[1] == ["pgfed", "62.5 %", "62.5 %", "+6.2", "2", "1", "1.5 kB", "180"]
+    assert rows[0][3] == ""
+    assert rows[1] == ["pgfed", "62.5 %", "62.5 %", "+6.2", "2", "1", "18 kB"]
 
 
 def test_clients_are_counted_by_their_mean_over_the_seeds() -> None:
+    """The last one gains twenty samples under one seed and loses ten under the other."""
     found = verdict(
         outcome("local", LOCAL),
         outcome("local", LOCAL, seed=1),
         outcome("pgfed", BETTER),
-        outcome("pgfed", [0.5, 0.75, 0.5, 0.25], seed=1),
+        outcome("pgfed", [0.5, 0.5, 0.5, 0.25], seed=1),
     )
-    assert "3 clients gained, 1 lost, 0 unchanged" in found.sentences[0]
+    assert (found.gained, found.lost, found.untold) == (1, 1, 2)
 
 
 def test_federating_helped() -> None:
     found = verdict(outcome("local", LOCAL), outcome("pgfed", SURELY))
-    assert found.headline == "Federating helped 3 of 4 clients."
+    assert found.headline == "Federating helped: 4 of 4 clients clearly gained, none clearly lost."
+    assert (found.outcome, found.method, found.baseline) == ("helped", "pgfed", "local")
+    assert str(found) == found.headline
     assert found.sentences[0].startswith(
-        "With pgfed, 56.2 % alone (local) becomes 65.0 %: +8.8 points"
+        "With pgfed, 56.2 % alone (local) becomes 81.2 %: +25.0 points"
     )
+    assert "3 (+30.0 points, 12 of 40 samples)" in found.sentences[1]
 
 
-def test_what_may_be_chance_is_not_called_help() -> None:
+def test_one_sample_each_is_no_evidence_of_any_client() -> None:
+    """By the sign all four gained: with one sample of forty each."""
+    found = verdict(outcome("local", LOCAL), outcome("pgfed", A_BIT))
+    assert (found.gained, found.lost, found.untold) == (0, 0, 4)
+    assert found.outcome == "no-clear-difference"
+    assert "Federating helped" not in " ".join(found.lines)
+    assert "+2.5 points" in found.sentences[0]
+
+
+def test_many_small_gains_are_clear_on_average_and_of_nobody() -> None:
+    local = [0.5] * 20
+    found = verdict(outcome("local", local), outcome("pgfed", [0.525] * 10 + [0.55] * 10))
+    assert found.headline == "Federating helped on average; of no single client it can be told."
+    assert (found.outcome, found.gained, found.untold) == ("helped", 0, 20)
+
+
+def test_who_gains_clearly_is_not_hidden_by_the_average() -> None:
+    found = verdict(outcome("local", LOCAL), outcome("pgfed", [0.75, 0.475, 0.725, 0.5]))
+    assert found.headline.startswith("Federating helped 1 of 4 clients clearly; ")
+    assert found.outcome == "helped"
+
+
+def test_what_helps_some_and_harms_others_is_neither() -> None:
     found = verdict(outcome("local", LOCAL), outcome("pgfed", BETTER))
-    assert found.headline == "Federating made no clear difference on average."
+    assert found.headline == (
+        "No clear difference on average: 2 of 4 clients clearly gained, 1 clearly lost, of 1 it "
+        "cannot be told."
+    )
+    assert "Clearly lost: 2 (−25.0 points, 10 of 40 samples)." in found.sentences
     assert "(95 % interval −" in found.sentences[0]
 
 
+def test_without_evidence_nobody_is_counted() -> None:
+    found = verdict(outcome("local", LOCAL, seen=False), outcome("pgfed", SURELY, seen=False))
+    assert found.headline == "Federating helped on average."
+    assert (found.gained, found.lost, found.untold) == (None, None, None)
+    assert any("the sign of a difference is no evidence" in line for line in found.caveats)
+
+
 def test_who_helps_surely_comes_before_who_may_help_more() -> None:
-    runs = [outcome("local", LOCAL), outcome("apfl", BETTER)]
+    high = [1.0, 1.0, 0.5, 1.0]
+    runs = [outcome("local", LOCAL), outcome("apfl", high)]
     found = verdict(*runs, outcome("fedrod", SURELY))
-    assert found.headline == "Federating helped 3 of 4 clients."
+    assert found.method == "fedrod"
     assert found.sentences[0].startswith("With fedrod,")
+    assert any(line.startswith("Highest, but less surely: with apfl") for line in found.sentences)
 
 
 def test_clients_without_test_data_are_not_counted() -> None:
     found = verdict(outcome("local", LOCAL0), outcome("pgfed", [*SURELY, float("nan")]))
-    assert found.headline == "Federating helped 3 of 4 clients."
+    assert found.headline == "Federating helped: 4 of 4 clients clearly gained, none clearly lost."
     assert "1 client without test data left out of every mean." in found.caveats
 
 
@@ -125,13 +181,13 @@ def test_one_client_has_nobody_to_federate_with() -> None:
 
 def test_methods_that_failed_are_named_and_not_judged() -> None:
     local = outcome("local", LOCAL)
-    failed = outcome("pgfed", [0.9] * 4, refused=2)
+    failed = outcome("pgfed", [0.9] * 4, refused=4)
     found = verdict(local, failed, outcome("fedavg", SURELY, refused=1))
-    assert "pgfed: 2 of 2 replies did not count (w: holds NaN); lower train.lr." in found.caveats
-    assert "fedavg: 1 of 2 replies did not count (w: holds NaN); lower train.lr." in found.caveats
+    assert "pgfed: 48 of 48 replies did not count (w: holds NaN); lower train.lr." in found.caveats
+    assert "fedavg: 12 of 48 replies did not count (w: holds NaN); lower train.lr." in found.caveats
     assert found.sentences[0].startswith("With fedavg,")
     assert verdict(local, failed).headline.startswith("Training alone (local) reaches")
-    once = [outcome("pgfed", SURELY), outcome("pgfed", SURELY, seed=1, refused=2)]
+    once = [outcome("pgfed", SURELY), outcome("pgfed", SURELY, seed=1, refused=4)]
     both = [local, outcome("local", LOCAL, seed=1)]
     assert verdict(*both, *once).headline.startswith("Training alone (local) reaches")
     alone = outcome("local", LOCAL, diverged=3)
@@ -144,16 +200,15 @@ def test_a_method_is_held_against_its_control_with_an_interval() -> None:
     runs = [outcome("local", LOCAL), outcome("pgfed", BETTER)]
     found = verdict(*runs, outcome("fedavg-local", SURELY))
     assert found.sentences[-1].startswith(
-        "What pgfed's own objective adds: pgfed minus its control fedavg-local (mu = 0) is +3.8 "
+        "What pgfed's own objective adds: pgfed minus its control fedavg-local (mu = 0) is −12.5 "
         "points (95 % interval −"
     )
 
 
-def test_federating_did_not_help() -> None:
+def test_federating_harmed() -> None:
     found = verdict(outcome("local", LOCAL), outcome("pgfed", [v - 0.25 for v in LOCAL]))
-    assert (
-        found.headline == "Federating did not help: nothing beats training alone (local, 56.2 %)."
-    )
+    assert found.headline == "Federating harmed: 0 of 4 clients clearly gained, 4 clearly lost."
+    assert found.outcome == "harmed"
 
 
 def test_nothing_to_compare_with() -> None:
@@ -161,6 +216,89 @@ def test_nothing_to_compare_with() -> None:
     assert "add alone or local" in verdict(outcome("pgfed", LOCAL)).sentences[0]
     unknown = [float("nan")] * 2
     assert "No client has test data" in verdict(outcome("local", unknown)).headline
+
+
+# -- too short to judge --------------------------------------------------------------------------
+
+
+def test_few_rounds_are_not_judged() -> None:
+    runs = [outcome("local", LOCAL, rounds=5), outcome("pgfed", SURELY, rounds=5)]
+    found = verdict(*runs)
+    assert found.headline.startswith("Too short to judge")
+    assert found.outcome == "cannot-be-told"
+    assert "5 rounds of pgfed are too few" in found.sentences[0]
+    assert (found.gained, found.lost) == (None, None)
+
+
+def test_clients_that_hardly_took_part_are_not_judged() -> None:
+    def rarely(run: SeedRun) -> SeedRun:
+        records = [{**r, "cohort": [r["round"] % 4]} for r in run.history.records[:8]]
+        return replace(run, history=history_of(records))
+
+    found = verdict(rarely(outcome("local", LOCAL)), rarely(outcome("pgfed", SURELY)))
+    assert found.outcome == "cannot-be-told"
+    assert found.sentences[0] == "Clients took part in 2.0 rounds on average, fewer than 3."
+
+
+def test_who_may_yet_catch_up_is_not_judged() -> None:
+    """The lower one rose by more in its last third than it lacks."""
+    found = verdict(outcome("local", LOCAL, rising=True), outcome("pgfed", A_BIT))
+    assert found.outcome == "cannot-be-told"
+    assert "local still rose by 18.8 points in the last third" in found.sentences[0]
+    harmed = verdict(outcome("local", SURELY), outcome("pgfed", [0.7] * 4, rising=True))
+    assert harmed.outcome == "cannot-be-told"
+
+
+def test_what_cannot_be_caught_up_is_judged_and_the_rise_is_said() -> None:
+    found = verdict(outcome("local", LOCAL, rising=True), outcome("pgfed", SURELY))
+    assert found.outcome == "helped"
+    assert any("local was still rising when the run ended" in line for line in found.caveats)
+
+
+# -- attacks, imbalance --------------------------------------------------------------------------
+
+
+def test_an_attacked_run_says_so_first_and_counts_the_same_clients_in_every_row() -> None:
+    """Under attack client 3 is an attacker: it counts in no row, not even in a calm run's."""
+    calm = data(outcome("local", LOCAL), outcome("pgfed", SURELY))
+    bad = [outcome("local", LOCAL), outcome("pgfed", [0.5, 0.5, 0.5, 0.0])]
+    bad = [replace(run, attackers=frozenset({3})) for run in bad]
+    under = data(*bad)
+    attack = {"methods": ["local", "pgfed"], "attack": {"kind": "sign-flip", "share": 0.25}}
+    under = replace(under, path=Path("bad"), experiment=from_dict({**attack, "rounds": ROUNDS}))
+    both = [replace(one, environment={"data": {"fingerprint": "f"}}) for one in (calm, under)]
+    (found,) = group(both)
+    said = judge(found)
+    assert said.headline.startswith("Some of these runs were attacked (sign-flip")
+    for method in found.methods:
+        assert np.isnan(method.scores("kept")[:, 3]).all()
+    best = max(found.methods, key=lambda m: m.mean())
+    alone = found.baseline(best)
+    assert alone is not None
+    compared = found.compare(best, alone)
+    assert compared is not None
+    assert compared.mean == pytest.approx(best.mean() - alone.mean())
+
+
+def test_models_that_know_one_class_are_named_and_the_largest_class_is_said() -> None:
+    facts = {
+        "majority": np.array([0.6, 0.6, 0.6, 1.0]),
+        "predicted": np.array([2.0, 1.0, 2.0, 1.0]),
+    }
+    runs = [outcome("local", LOCAL), outcome("pgfed", SURELY)]
+    found = verdict(runs[0], replace(runs[1], metrics=facts))
+    said = " ".join(found.lines)
+    assert "To name each client's largest class every time would give 70.0 %." in said
+    assert "pgfed: 1 model (1) calls every test sample by one class." in said
+
+
+def test_a_matrix_that_diverged_is_flagged() -> None:
+    calm = {"alpha": np.full((4, 4), 0.25), "start": 0.25, "meetings": np.ones((4, 4), int)}
+    wild = {**calm, "alpha": np.full((4, 4), 1e6)}
+    runs = [outcome("local", LOCAL), outcome("pgfed", SURELY)]
+    assert not any("matrix" in c for c in verdict(runs[0], replace(runs[1], matrix=calm)).caveats)
+    found = verdict(runs[0], replace(runs[1], matrix=wild))
+    assert "pgfed: its matrix of weights has diverged; do not read it." in found.caveats
 
 
 def test_the_terminal_says_the_whole_verdict(capsys: pytest.CaptureFixture[str]) -> None:

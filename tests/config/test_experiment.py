@@ -12,6 +12,7 @@ from pgfed.config.experiment import data_root, from_dict, load, make_methods
 from pgfed.config.tables import Experiment
 from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
+from pgfed.methods.settings import PersonalConfig
 
 
 def test_every_key_has_a_default() -> None:
@@ -183,3 +184,54 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGFED_DATA", "there")
     assert data_root(None) == Path("there")
     assert data_root("here") == Path("here")
+
+
+# -- [personal] --------------------------------------------------------------------------------
+
+
+def personal(methods, **content):
+    made, resolved = make_methods(from_dict({"methods": methods, **content}))
+    return made, resolved
+
+
+def test_a_key_of_personal_skips_methods_for_which_it_makes_no_sense(caplog):
+    methods = ["local", "fedavg", "fedper", "fedrod", "apfl"]
+    made, resolved = personal(methods, personal={"frame": "serving"})
+    framed = {name: method.personal.frame for name, method in made.items()}
+    assert framed == {name: "serving" if name == "fedavg" else "none" for name in methods}
+    assert resolved.method["fedrod"]["personal"]["frame"] == "none"
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert line.startswith("personal.frame: not for fedper (its classifier is each client's own)")
+    assert "local" not in line.split("(")[0]
+    again, _ = make_methods(from_dict(resolved.document()))
+    assert {name: method.personal for name, method in again.items()} == {
+        name: method.personal for name, method in made.items()
+    }
+    assert len(caplog.records) == 1  # the resolved file says it all
+
+
+@pytest.mark.parametrize(
+    ("method", "table", "said"),
+    [
+        ("fedrod", {"frame": "training"}, "frame: found 'training'; allowed: 'none', as it keeps"),
+        ("fedper", {"frame": "training"}, "frame: found 'training'; allowed: 'none', as its class"),
+        ("lg-fedavg", {"frame": "serving"}, "frame: found 'serving'; allowed: 'none', as its pers"),
+        ("fedavg", {"blend": 0.5}, "blend: found 0.5; allowed: 1.0, as it has no own model"),
+        ("fedavg", {"refresh": True}, "refresh: found true; allowed: false, as its personal"),
+        ("fedavg", {"frame": "servin"}, "frame: found 'servin' (did you mean 'serving'?)"),
+        ("pgfed", {"blend": 2}, "blend: found 2; allowed: a number from 0 up to 1 or 'auto'"),
+        ("pgfed", {"frames": 2}, "frames: unknown key (did you mean 'frame'?)"),
+    ],
+)
+def test_in_a_methods_own_table_it_is_refused(method, table, said):
+    with pytest.raises(UserError) as error:
+        personal([method], method={method: {"personal": table}})
+    assert str(error.value).startswith(f"method.{method}.personal.{said}")
+
+
+def test_a_methods_own_table_goes_before_personal():
+    table = {"pgfed": {"personal": {"frame": "none"}}, "mine": {"base": "pgfed", "mu": 0.2}}
+    general = {"frame": "training", "blend": 0.5}
+    made, _ = personal(["pgfed", "mine"], personal=general, method=table)
+    assert made["pgfed"].personal == PersonalConfig("none", 0.5)
+    assert made["mine"].personal == PersonalConfig("none", 0.5)

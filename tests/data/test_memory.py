@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-import pgfed
+import small_runs
 from pgfed.data.federation import Federation
 from pgfed.errors import UserError
 
@@ -48,9 +48,9 @@ def sites(make: Any) -> dict[str, Any]:
     ids=["arrays", "pairs", "torch", "plain numbers"],
 )
 def test_one_data_set_per_site(make: Any):
-    result = pgfed.run(datasets=sites(make), **SMALL)
+    result = small_runs.run(datasets=sites(make), **SMALL)
     x, y = map(np.concatenate, zip(*sites(lambda *a: a).values(), strict=True))
-    expected = pgfed.run((x, y, np.repeat(["north", "south"], 30)), **SMALL)
+    expected = small_runs.run((x, y, np.repeat(["north", "south"], 30)), **SMALL)
     assert [row["label"] for row in result.federation.table()] == ["north", "south"]
     assert result.federation.fingerprint == expected.federation.fingerprint
     assert result.summary[0]["final_score"] == expected.summary[0]["final_score"]
@@ -58,7 +58,7 @@ def test_one_data_set_per_site(make: Any):
 
 def test_a_torch_data_set_is_copied_to_a_file():
     made = sites(lambda x, y: TensorDataset(torch.from_numpy(x), torch.from_numpy(y)))
-    assert in_a_file(pgfed.run(datasets=made, **SMALL).federation)
+    assert in_a_file(small_runs.run(datasets=made, **SMALL).federation)
 
 
 def frame(seed: int) -> pd.DataFrame:
@@ -71,13 +71,13 @@ def frame(seed: int) -> pd.DataFrame:
 
 def test_data_frames_with_a_target_or_a_schema(tmp_path: Path):
     frames = {"north": frame(0), "south": frame(1)}
-    by_target = pgfed.run(datasets=frames, target="sick", **SMALL)
+    by_target = small_runs.run(datasets=frames, target="sick", **SMALL)
     schema = {"target": "sick", "numeric": {k: {} for k in "abcd"}, "categorical": {"kind": []}}
-    by_schema = pgfed.run(datasets=frames, schema=schema, **SMALL)
+    by_schema = small_runs.run(datasets=frames, schema=schema, **SMALL)
     assert by_target.federation.input_shape == (6,)
     assert by_target.federation.fingerprint == by_schema.federation.fingerprint
     whole = pd.concat([table.assign(site=name) for name, table in frames.items()])
-    one = pgfed.run(whole, schema={**schema, "client": "site"}, **SMALL)
+    one = small_runs.run(whole, schema={**schema, "client": "site"}, **SMALL)
     assert one.federation.fingerprint == by_schema.federation.fingerprint
 
 
@@ -100,7 +100,7 @@ def test_data_frames_with_a_target_or_a_schema(tmp_path: Path):
 )
 def test_what_is_wrong_is_one_line(given: dict[str, Any], words: str):
     with pytest.raises(UserError) as error:
-        pgfed.run(**given, **SMALL)
+        small_runs.run(**given, **SMALL)
     assert words in str(error.value)
 
 

@@ -116,3 +116,18 @@ def test_diabetes_is_a_number_at_four_practices():
     )
     with pytest.raises(UserError, match=r"task.kind: diabetes has values"):
         datasets.load("diabetes", None)
+
+
+@pytest.mark.skipif(
+    not datasets.is_present("heart-disease", Path(os.environ.get("PGFED_DATA", "data"))),
+    reason="needs heart-disease",
+)
+def test_heart_disease_by_public_ranges_follows_from_no_other_record() -> None:
+    root = Path(os.environ.get("PGFED_DATA", "data"))
+    data = datasets.load("heart-disease-ranges", root)
+    other = datasets.load("heart-disease", root)
+    assert data.split is None
+    assert (data.y == other.y).all()
+    assert np.abs(data.x[:, :8]).max() <= 1
+    # The first patient of Cleveland: 63 years in 20..90, blood pressure 145 in 80..220.
+    assert data.x[0, [0, 2]] == pytest.approx([(2 * 63 - 110) / 70, (290 - 300) / 140])

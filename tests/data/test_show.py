@@ -10,7 +10,7 @@ import pytest
 
 from pgfed.data.federation import Federation
 from pgfed.errors import UserError
-from pgfed.report.distribution import distribution_figure
+from pgfed.report.images.distribution import distribution_figure
 
 
 def federation(clients: int = 5) -> Federation:

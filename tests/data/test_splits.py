@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import pgfed
+import small_runs
 from pgfed.config.experiment import from_dict, load
 from pgfed.data.dataset import Dataset
 from pgfed.data.federation import Federation, build
@@ -153,6 +153,6 @@ def test_a_run_says_where_it_stratifies(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "pgfed.notes")
     x, y = blobs(240)
     site = np.repeat(["north", "south"], 120)
-    result = pgfed.run((x, y, site), methods=["fedavg"], rounds=1, backend="serial", lr=0.1)
+    result = small_runs.run((x, y, site), methods=["fedavg"], rounds=1, backend="serial", lr=0.1)
     assert "stratified by class at 2 of 2 clients" in caplog.text
     assert result.federation.keys is not None

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-import pgfed as package
+import small_runs
 from cli.conftest import pgfed as pgfed  # the command line, as a fixture
 from pgfed.data import datasets
 from pgfed.data.dataset import Options
@@ -296,7 +296,7 @@ def test_a_run_on_tables_and_what_is_taken_home(banks: Path, pgfed):
 
 
 def test_a_model_of_arrays_takes_no_table(banks: Path, pgfed):
-    package.run("digits", methods=["fedavg"], rounds=1, clients=2, backend="serial", out="run")
+    small_runs.run("digits", methods=["fedavg"], rounds=1, clients=2, backend="serial", out="run")
     given = ("evaluate", "run", "--client", "0", "--data", "banks/beta.csv")
     assert "is a table, and no schema was agreed on" in pgfed(*given).line
     given = ("predict", "run", "--client", "0", "banks/beta.csv")
@@ -314,7 +314,7 @@ def test_another_schema_is_not_the_run(banks: Path, pgfed):
 
 def test_without_a_schema_the_proposal_is_used(banks: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO", "pgfed.notes")
-    result = package.run("csv:banks", methods=["fedavg"], rounds=1, backend="serial")
+    result = small_runs.run("csv:banks", methods=["fedavg"], rounds=1, backend="serial")
     assert "no data.schema; as proposed: target fraud; group customer" in caplog.text
     assert result.federation.input_shape == (4,)
 

@@ -1,4 +1,4 @@
-"""docs/your-data.md, from its first command to its last."""
+"""docs/your-data.md: the walk with tables, from its first command to its last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def blocks(language: str) -> list[str]:
-    text = (ROOT / "docs/your-data.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/your-data.md").read_text(encoding="utf-8")
+    text = page[page.index("## Tables, step by step") :]  # tests/jobs does what is before
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 

@@ -23,6 +23,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from any_model import ANY_MODEL
 from pgfed.data.datasets import load
 from pgfed.data.federation import Federation, Shard, build
 from pgfed.engine.backends.base import Backend, Serial
@@ -35,7 +36,7 @@ from pgfed.methods.contract import Algorithm
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.pgfed_mo import PGFedMo
 from pgfed.methods.randomness import Rng, draw_cohort
-from pgfed.methods.registry import METHODS, get
+from pgfed.methods.registry import get
 from pgfed.methods.settings import TrainConfig
 from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
@@ -162,7 +163,7 @@ def pgfed_mo(federation: Federation) -> dict[str, Any]:
 
 
 class TestOwnInstance:
-    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("method", ANY_MODEL)
     def test_same_bits_as_serial(self, method: str, ray: Ray, federation: Federation) -> None:
         algorithm = get(method)(train=TRAIN)
         expected = run_all(algorithm, Serial(federation, "mlp"))

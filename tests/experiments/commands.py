@@ -8,7 +8,7 @@ import numpy as np
 import typer
 
 from pgfed.cli import paper as commands
-from pgfed.cli import sweep as sweep_command
+from pgfed.cli import tuning
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -17,7 +17,7 @@ def pgfed(*words: object) -> int:
     """Call a command; a UserError comes through."""
     app = typer.Typer(pretty_exceptions_enable=False)
     app.callback()(lambda: None)
-    sweep_command.register(app)
+    tuning.register(app)
     commands.register(app)
     return app(args=[str(word) for word in words], standalone_mode=False) or 0
 

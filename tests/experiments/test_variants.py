@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-import pgfed
+import small_runs
 from pgfed.config.experiment import from_dict, load, make_methods
 from pgfed.errors import UserError
 
@@ -93,7 +93,7 @@ def test_mistakes_are_one_line(change: dict[str, Any], said: str) -> None:
 
 
 def test_variants_run_side_by_side(tmp_path: Path) -> None:
-    result = pgfed.run(
+    result = small_runs.run(
         methods=["local", "pgfed", "pgfed-off", "fedavg-local"],
         method={"pgfed-off": {"base": "pgfed", "mu": 0.0}},
         clients=4,

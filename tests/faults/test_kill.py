@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pgfed.methods.registry import METHODS
+from any_model import ANY_MODEL
 
 ROUNDS = 6
 PGFED = [sys.executable, "-m", "pgfed"]
@@ -192,7 +192,7 @@ def test_a_second_process_in_the_same_folder_refuses(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ANY_MODEL)
 def test_any_method_killed_at_random_moments(method: str, tmp_path: Path) -> None:
     """Four kills each: over all methods more than sixty."""
     rng = random.Random(method)

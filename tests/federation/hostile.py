@@ -57,7 +57,7 @@ class Hostile(threading.Thread):
         while not self.over.is_set():
             try:
                 message = self.fleet.receive(30)
-            except httpx.HTTPError:
+            except (httpx.HTTPError, private.Unreadable):  # its round was over meanwhile
                 continue
             if message is None:
                 continue

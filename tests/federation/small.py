@@ -19,7 +19,6 @@ from pgfed.data.federation import Federation, build
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
 from pgfed.engine.storage.durable import read_state
-from pgfed.federation.folders import folder as folders
 from pgfed.federation.folders import making
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder, load_experiment
 from pgfed.methods.values import State
@@ -68,6 +67,7 @@ def make(
         classes=None,
         shape=None,
         insecure=insecure,
+        with_keys=True,
     )
     x, y, client = digits()
     for i in range(SITES):
@@ -83,7 +83,7 @@ def make(
 
 
 def site_path(place: Path, client: int) -> Path:
-    return place / "sites" / folders.site_name(client, SITES)
+    return place / "sites" / FederationFolder(place).agreement.names[client]
 
 
 def site_folder(folder: FederationFolder, client: int) -> SiteFolder:
@@ -148,7 +148,7 @@ def checkpoint(folder: FederationFolder, method: str, seed: int = 0) -> State | 
 
 def history(folder: FederationFolder, method: str, seed: int = 0) -> list[dict[str, Any]]:
     path = folder.run / method / f"seed-{seed}" / "history.jsonl"
-    return read_history(path, [str(i) for i in range(SITES)], format=2, strict=True)
+    return read_history(path, folder.agreement.names, format=2, strict=True)
 
 
 def model_at(folder: FederationFolder, client: int, method: str, seed: int = 0) -> State:

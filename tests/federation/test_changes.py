@@ -90,7 +90,7 @@ def test_a_changed_site_comes_back_only_if_the_operator_accepts_it(tmp_path):
     accept = Options(round_timeout=1.0, resume=True, min_replies=3, accept_changes=True)
     conduct(grid_of(sites), folder, accept)
     (change,) = load(folder.run).environment["changes"]
-    assert "client 1 has changed since the run began: data was" in change
+    assert "site-01 has changed since the run began: data was" in change
     assert not history(folder, "pgfed")[-1]["dropped"]
 
 
@@ -111,7 +111,7 @@ def test_the_server_does_not_take_the_sites_word_for_it(tmp_path, fact):
     with pytest.raises(QuorumError, match="missing: site-01"):
         conduct(grid, folder, Options(round_timeout=1.0, resume=True, min_replies=3))
     (said,) = [m for m in messages(folder) if "not seated" in m]
-    assert f"client 1 has changed since the run began: {fact} was" in said
+    assert f"site-01 has changed since the run began: {fact} was" in said
     assert "--accept-changes" in said
 
 
@@ -135,7 +135,7 @@ def test_a_site_may_not_claim_more_samples_than_agreed(tmp_path):
     folder = type(folder)(folder.path)
     conduct(grid_of(sites_of(folder)), folder, QUICK)
     (said,) = [m for m in messages(folder) if "not seated" in m]
-    assert "site-02 was not seated: client 2 says it has " in said
+    assert "site-02 was not seated: it says it has " in said
     assert "max_samples is 5" in said
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -35,7 +38,7 @@ def test_init_writes_everything(tmp_path, capsys):
     place = tmp_path / "fed"
     code, said = pgfed(
         capsys, "init", place, "--sites", 3, "--server", "fed.example.org:8000",
-        "--classes", "cat,dog", "--shape", "3x32x32",
+        "--classes", "cat,dog", "--shape", "3x32x32", "--with-keys",
     )  # fmt: skip
     assert code == 0
     assert "3 seats; inputs 3x32x32, 2 classes" in said
@@ -71,6 +74,17 @@ def test_classes_and_shape_come_from_the_experiments_data(tmp_path, capsys):
     assert agreement.seats == 2
 
 
+def test_sites_have_names_of_their_own(tmp_path, capsys):
+    place = tmp_path / "fed"
+    assert pgfed(capsys, "init", place, "--sites", "va,cleveland", "--with-keys")[0] == 0
+    folder = FederationFolder(place)
+    assert folder.agreement.names == ["cleveland", "va"]  # as a simulation has them
+    assert SiteFolder(place / "sites" / "va").file.client == folder.seat("va") == 1
+    assert load_experiment(folder.experiment_file)[0].data.draws == "by-name"
+    assert "va: removed" in pgfed(capsys, "remove-site", place, "va")[1]
+    assert "allowed: cleveland, va" in mistake(capsys, "remove-site", place, "site-00")
+
+
 def experiment(path, **content):
     path.write_text(tomli_w.dumps(content))
     return path
@@ -83,6 +97,12 @@ def test_mistakes_in_init(tmp_path, capsys):
     assert "not empty" in mistake(capsys, "init", tmp_path / "full", "--sites", "2")
     assert "--shape: found '3x32'" in mistake(capsys, *wanted, "--classes", "2", "--shape", "3x32")
     assert "HOST:PORT" in mistake(capsys, *wanted, "--server", "example.org")
+    for sites, said in {
+        "0": "--sites: found 0",
+        "a,A": "sites: found A, a; allowed: 2 names",
+        "a,../b": "sites: found '../b'",
+    }.items():
+        assert said in mistake(capsys, "init", tmp_path / "fed", "--sites", sites)
     assert "port 99999" in mistake(capsys, *wanted, "--server", "example.org:99999")
     assert "each class once" in mistake(capsys, *wanted, "--shape", "4", "--classes", "a,a")
     assert "insecure" in mistake(capsys, *wanted, "--insecure", "--server", "10.0.0.1:8000")
@@ -176,3 +196,46 @@ def test_the_commands_start_without_torch_and_flower():
         "assert not {'torch', 'flwr', 'cryptography'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+def test_a_log_is_dated_rotated_and_bounded(tmp_path, monkeypatch):
+    from pgfed.cli.federation import common
+
+    monkeypatch.setattr(common, "LOG", 1000)
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    root = logging.getLogger("pgfed")
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    common.keep_log(tmp_path / "site.log")
+    try:
+        for number in range(500):
+            common.say(f"line {number}")
+        files = sorted(tmp_path.iterdir())
+        assert len(files) == 10
+        assert all(file.stat().st_size <= 1000 for file in files)
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d line ", files[0].read_text())
+        assert files[0].read_text().endswith("line 499\n")
+        assert stat.S_IMODE(files[0].stat().st_mode) == 0o600
+        root.handlers[1].stream.close()
+        root.handlers[1].stream = FullDisk()
+        common.say("this line is lost, and nothing ends")
+    finally:
+        for handler in root.handlers:
+            handler.close()
+
+
+def test_a_run_without_sites_says_who_is_to_be_invited(tmp_path, capsys):
+    from federation.local_grid import grid_of
+    from pgfed.federation.server.backend import QuorumError
+    from pgfed.federation.server.conduct import Options, conduct
+
+    folder = small.make(tmp_path)
+    for client in range(small.SITES):
+        folder.key(client).unlink()
+    with pytest.raises(QuorumError, match="no site has joined yet"):
+        conduct(grid_of([]), folder, Options(round_timeout=1.0))

@@ -32,7 +32,7 @@ class Office:
         pems = [public_pem(key) for key in keys]
         self.link = private.Link()
         nodes = [self.link.node(pem) for pem in pems]
-        self.sites = [Visitor(f"site-{i}", nodes[i], keys[i]) for i in range(2)]
+        self.sites = [Visitor(i, f"site-{i}", nodes[i], keys[i]) for i in range(2)]
         for node in nodes:
             self.link.alive(node)
         self.grid = LinkGrid(self.link, dict(enumerate(self.sites)), Now())

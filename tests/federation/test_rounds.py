@@ -11,6 +11,7 @@ import torch
 from flwr.app import ConfigRecord, Error, RecordDict
 from safetensors.torch import load_file
 
+from any_model import ANY_MODEL
 from federation import small
 from federation.local_grid import LocalGrid, grid_of
 from federation.small import assert_same_as_serial, checkpoint, history, model_at
@@ -20,7 +21,6 @@ from pgfed.federation.flower.records import pack, unpack
 from pgfed.federation.server.backend import QuorumError
 from pgfed.federation.server.conduct import Options, conduct
 from pgfed.federation.site.answers import Site
-from pgfed.methods import registry as algorithms
 from pgfed.report import rendering as report
 from pgfed.report.tables import federation as tables
 from pgfed.results.folder.writer import RunWriter
@@ -41,7 +41,7 @@ def sites_of(folder):
     return [Site(small.site_folder(folder, i)) for i in range(small.SITES)]
 
 
-METHODS = [name for name in algorithms.METHODS if name != "local"]
+METHODS = [name for name in ANY_MODEL if name != "local"]
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +122,8 @@ def test_sites_may_let_the_server_keep_their_model(tmp_path: Path):
     file.write_text(file.read_text().replace("share_model = false", "share_model = true"))
     conduct(grid_of(sites_of(folder)), folder, Options(keep_personal_models=True))
     models = folder.run / "pgfed" / "seed-0" / "models"
-    files = sorted(path.name for path in models.glob("client-*"))
-    assert files == ["client-0001.safetensors"]
+    files = sorted(path.name for path in models.glob("site-*"))
+    assert files == ["site-01.safetensors"]
     assert small.same(load_file(models / files[0]), model_at(folder, 1, "pgfed"))
 
 
@@ -211,7 +211,7 @@ def test_a_bad_reply_costs_its_site_the_round_and_nothing_else(tmp_path: Path, f
     ]  # fmt: skip
     assert said in rows[1]["last_failure"]
     (group,) = report.read([folder.run])
-    (site,) = [row for row in tables.sites(group).records() if row["site"].text == "1"]
+    (site,) = [row for row in tables.sites(group).records() if row["site"].text == "site-01"]
     assert [site[key].text for key in ("method", "asked", "counted")] == ["pgfed", "3", "2"]
     assert said in site["failures"].text
 
@@ -292,7 +292,7 @@ def test_a_node_with_another_sites_id_gets_no_seat(tmp_path: Path):
     impostor = Site(small.site_folder(folder, 1))
     grid = LocalGrid({1000: sites[0].answer, 1001: impostor.answer, 1002: sites[2].answer})
     conduct(grid, folder, Options(round_timeout=0.3))
-    assert any("claims to be client 0 but does not hold" in line for line in seated(folder))
+    assert any("claims to be site-00 but does not hold" in line for line in seated(folder))
     for message in grid.sent:  # it was greeted and never told anything
         if message.metadata.dst_node_id == 1001:
             assert unpack(message.content)[0]["stage"] == "hello"
@@ -309,7 +309,7 @@ def test_a_claim_recorded_from_another_node_is_worthless(tmp_path: Path):
 
     grid = LocalGrid({1001: relay, 1002: sites[2].answer})
     conduct(grid, folder, Options(round_timeout=0.3))
-    assert any("claims to be client 0 but does not hold" in line for line in seated(folder))
+    assert any("claims to be site-00 but does not hold" in line for line in seated(folder))
 
 
 @pytest.mark.parametrize(
@@ -465,7 +465,7 @@ def test_made_up_metrics_are_refused(tmp_path: Path, numbers):
 
     grid.answers[1001] = disturbed(sites[1], "personal", {3}, lie)
     conduct(grid, folder, QUICK)
-    (line,) = [line for line in seated(folder) if "client 1 has not written its model" in line]
+    (line,) = [line for line in seated(folder) if "site-01 has not written its model" in line]
     assert f"metrics: found {next(iter(numbers))!r}" in line
 
 
@@ -475,10 +475,52 @@ def test_a_finished_run_asks_again_only_for_models_that_are_missing(tmp_path: Pa
     grid = grid_of(sites)
     grid.answers[1001] = disturbed(sites[1], "personal", {3}, lambda reply: Error(5, "x"))
     conduct(grid, folder, QUICK)
-    assert any("client 1 has not written its model" in line for line in seated(folder))
+    assert any("site-01 has not written its model" in line for line in seated(folder))
     grid = grid_of(sites)
     conduct(grid, folder, Options(round_timeout=1.0, resume=True))
     asked = [unpack(m.content)[0] for m in grid.sent]
     assert [h["client"] for h in asked if h["stage"] == "personal"] == [1]
     assert not [h for h in asked if h["stage"] in ("train", "score")]
     assert_same_as_serial(folder, "pgfed")
+
+
+BLENDED = {
+    "half": {"base": "pgfed", "personal": {"blend": 0.5, "frame": "serving"}},
+    "fresh": {"base": "fedavg-local", "personal": {"refresh": True}},
+}
+
+
+def test_blends_and_refreshes_are_as_in_simulation(tmp_path: Path):
+    folder = small.make(tmp_path, methods=list(BLENDED), method=BLENDED)
+    conduct(grid_of(sites_of(folder)), folder, QUICK)
+    for method in BLENDED:
+        assert_same_as_serial(folder, method)
+
+
+def test_local_that_is_refreshed_is_trained_by_itself(tmp_path: Path):
+    content = {"personal": {"refresh": True}, "methods": ["local", "fedavg"]}
+    folder = small.make(tmp_path, **content)
+    conduct(grid_of(sites_of(folder)), folder, QUICK)
+    told = [r["mean_score"] for r in history(folder, "local")]
+    assert told == [r["mean_score"] for r in small.serial(folder, "local").history]
+
+
+FRAMED = {
+    "served": {"base": "fedavg", "personal": {"frame": "serving"}},
+    "framed": {"base": "fedavg", "personal": {"frame": "training"}},
+}
+
+
+def test_frames_are_as_in_simulation(tmp_path: Path):
+    folder = small.make(tmp_path, methods=list(FRAMED), method=FRAMED)
+    grid = grid_of(sites_of(folder))
+    conduct(grid, folder, QUICK)
+    for method in FRAMED:
+        assert_same_as_serial(folder, method)
+    run = small.serial(folder, "served")
+    for record, told in zip(run.history, history(folder, "served"), strict=True):
+        up = sum(facts.get("bytes_up", 0) for facts in told["sites"].values())
+        assert up == record["bytes_up"]  # what travelled is what is counted
+    assert run.history[0]["bytes_by_key"]["up"]["personal.counts"] == 2 * 4 * 10
+    manifest = json.loads((folder.run / "served/seed-0/models/manifest.json").read_text())
+    assert manifest["class_shares"] == run.class_shares()

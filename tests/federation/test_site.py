@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import secrets
 import shutil
 import subprocess
@@ -155,6 +157,10 @@ def test_a_lost_state_is_told_and_not_made_up(site, tmp_path):
     assert "no sound state of round 1" in head["error"]
     file.unlink()
     head, parts = ask(site, "train", w, round=2, base=1)
+    assert "its state of this run is lost: put state/ back" in head["error"]
+    assert not parts
+    greet(site, accept=True)  # the server's operator goes on with it
+    head, parts = ask(site, "train", w, round=2, base=1)
     assert head["afresh"] is True
     assert set(parts) == {"update"}
 
@@ -184,7 +190,7 @@ def test_rubbish_is_answered_and_not_raised(site):
     assert "serialised as" in unpack(site.answer(content, NODE))[0]["error"]
     assert "stage" in unpack(site.answer(RecordDict(), NODE))[0]["error"]
     head, _ = ask(site, "train", {"w": torch.zeros(3)})
-    assert "fedavg, round 1, client 1, train" in head["error"]
+    assert "message.w: shape (3,)" in head["error"]
 
 
 def test_the_model_and_what_it_gained_stay_at_the_site(site, tmp_path):
@@ -264,6 +270,22 @@ def test_nothing_in_the_sites_folder_is_imported(made, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(errno.ENOSPC, "disk full at site-01"), (errno.EIO, "Input/output error at the site")],
+)
+def test_a_disk_that_fails_is_named_and_no_path_is_told(site, monkeypatch, caplog, number, said):
+    def fail(self, round, state):
+        raise OSError(number, os.strerror(number), "/secret/place")
+
+    monkeypatch.setattr(States, "save", fail)
+    head, parts = ask(site, "train", start(site))
+    assert said in head["error"]
+    assert "secret" not in head["error"]
+    assert "/secret/place" in caplog.text
+    assert not parts
+
+
 def test_states_name_their_checksum(tmp_path):
     states = States(tmp_path / "s")
     assert states.lost
@@ -320,6 +342,7 @@ def test_folders_of_images_by_class_name(tmp_path):
         classes=["cat", "dog", "owl"],
         shape=[3, 8, 8],
         insecure=False,
+        with_keys=True,
     )
     for k, name in enumerate(("dog", "owl")):  # this site has no cats
         (tmp_path / "images" / name).mkdir(parents=True)

@@ -16,7 +16,6 @@ from pgfed.data.federation import build
 from pgfed.data.own import load
 from pgfed.data.tables.schema import from_plain
 from pgfed.errors import UserError
-from pgfed.federation.folders import folder as folders
 from pgfed.federation.folders import making
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder, digest, load_experiment
 from pgfed.federation.site.answers import Site
@@ -60,6 +59,7 @@ def made(folder: Path, schema: dict[str, object]) -> FederationFolder:
         classes=None,
         shape=None,
         insecure=False,
+        with_keys=True,
     )
     return FederationFolder(folder / "federation")
 
@@ -71,7 +71,7 @@ def test_a_site_reads_its_table_as_in_simulation(tmp_path: Path, monkeypatch: py
     assert (federation.agreement.input_shape, federation.agreement.input) == ([5], "float32")
     for i in range(3):
         table(i).to_csv(tmp_path / f"{i}.csv", index=False)
-    whole = pd.concat([table(i).assign(site=i) for i in range(3)])
+    whole = pd.concat([table(i).assign(site=f"site-{i:02}") for i in range(3)])
     whole.to_csv(tmp_path / "whole.csv", index=False)
     schema = from_plain({**SCHEMA, "client": "site"}, "schema")
     simulated = build(
@@ -82,7 +82,7 @@ def test_a_site_reads_its_table_as_in_simulation(tmp_path: Path, monkeypatch: py
     )
     agreed, _ = load_experiment(federation.experiment_file)
     for i in range(3):
-        folder = SiteFolder(federation.path / "sites" / folders.site_name(i, 3))
+        folder = SiteFolder(federation.path / "sites" / f"site-{i:02}")
         site = Site(folder, f"csv:{i}.csv")
         for part in ("train", "test"):
             here, there = getattr(site.federation, part)(i), getattr(simulated, part)(i)
@@ -98,7 +98,7 @@ def test_a_site_with_another_schema_does_not_start(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     federation = made(tmp_path, SCHEMA)
     table(0).to_csv(tmp_path / "0.csv", index=False)
-    folder = SiteFolder(federation.path / "sites" / folders.site_name(0, 3))
+    folder = SiteFolder(federation.path / "sites" / "site-00")
     (folder.path / "schema.toml").write_text(tomli_w.dumps({**SCHEMA, "missing": ["-"]}))
     with pytest.raises(UserError, match="is not the file that was agreed on"):
         Site(folder, "csv:0.csv")

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import pgfed
+import small_runs
 from fuzz.driving import attempt, drive, one_line, share
 from fuzz.mutation import mutate
 from pgfed.config.experiment import of_run
@@ -194,7 +195,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Setup]:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(90, 4)).astype(np.float32), np.arange(90) % 3
     np.savez(folder / "data.npz", x=x, y=y, client=np.arange(90) // 30)
-    pgfed.run(
+    small_runs.run(
         f"npz:{folder / 'data.npz'}",
         methods=METHODS,
         rounds=3,
@@ -214,7 +215,7 @@ def gone_on_with(folder: Path, setup: Setup) -> list[str]:
             records = kept.finished(method, 0)
             if records is not None:
                 assert len(records) == setup.experiment.rounds
-                rows = client_rows(kept.runs[method, 0], None, kept.data.clients, kept.data.metric)
+                rows = client_rows(kept.runs[method, 0], None, kept.data.clients)
                 assert len(rows) == 3
         json.dumps(summaries(kept.data), allow_nan=False)
     return METHODS
@@ -243,7 +244,7 @@ def test_damaged_run_folders(finished: tuple[Path, Setup], tmp_path: Path, cases
             path.write_bytes(files[path])
         if reported is not None:
             assert all(
-                len(run.last10) == 3 for runs in reported.runs.values() for run in runs.values()
+                len(run.last) == 3 for runs in reported.runs.values() for run in runs.values()
             )
         return "refused" if resumed is None or reported is None else "accepted"
 

@@ -67,8 +67,10 @@ def _targets(kind: str, x: np.ndarray, outputs: int) -> np.ndarray:
 
 def network(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     if len(input_shape) == 3:
-        return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, outputs, 1))
-    return nn.Sequential(nn.Linear(input_shape[0], 6), nn.Tanh(), nn.Linear(6, outputs))
+        first, last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, outputs, 1)
+        return nn.Sequential(first, nn.GroupNorm(1, 4), nn.Tanh(), last)
+    first, last = nn.Linear(input_shape[0], 6), nn.Linear(6, outputs)
+    return nn.Sequential(first, nn.LayerNorm(6), nn.Tanh(), last)
 
 
 def place(kind: str, cls: type[Serial] | type[Process] = Serial) -> Backend:

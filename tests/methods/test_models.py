@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 from torch import nn
 
+from any_model import ANY_MODEL
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import Process
 from pgfed.errors import UserError
-from pgfed.methods.registry import METHODS, get
+from pgfed.methods.registry import get
 from pgfed.model.networks import Factory
 from pgfed.testing import (
     check_equal,
@@ -31,7 +32,7 @@ def head_only(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Linear(input_shape[0], outputs)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ANY_MODEL)
 def test_a_model_that_is_nothing_but_a_head(method: str) -> None:
     algorithm = make(get(method), {})
     if method in NEED_BASE:

@@ -17,6 +17,7 @@ from pgfed.engine.rounds import Run
 from pgfed.methods.randomness import Rng
 from pgfed.methods.registry import REFERENCES, get
 from pgfed.methods.settings import TrainConfig
+from pgfed.methods.to_the_end import _folds
 from pgfed.model.task import Task
 
 TRAIN = TrainConfig(epochs=1, batch_size=4, lr=0.05)
@@ -143,3 +144,52 @@ def test_few_samples_are_not_divided() -> None:
     few = replace(data, bounds=np.array([[0, 3, 3, 40]]))
     run = finished("alone", few, max_epochs=5, patience=2)
     assert not np.isnan(run.score).any()
+
+
+def patients(n: int, each: int, *, together: bool) -> Federation:
+    """One client; each patient's samples are nearly the same, and whether it is ill is by lot."""
+    rng = np.random.default_rng(3)
+    who = np.repeat(np.arange(n), each)
+    x = rng.normal(size=(n, 5))[who] + 0.01 * rng.normal(size=(n * each, 5))
+    return Federation.from_arrays(
+        x.astype(np.float32),
+        rng.integers(0, 2, n)[who],
+        np.zeros(len(who), dtype=np.int64),
+        class_names=["well", "ill"],
+        group=who if together else None,
+        test_share=0.0,
+    )
+
+
+def test_what_is_held_out_holds_whole_patients() -> None:
+    data = patients(11, 4, together=True).train(0)
+    folds = _folds(data, Rng(SEED, 0, 1))
+    assert len(folds) == 5
+    assert sorted(torch.cat(folds).tolist()) == list(range(len(data)))
+    assert data.group is not None
+    whose = [set(data.group[fold].tolist()) for fold in folds]
+    assert sum(map(len, whose)) == len(set.union(*whose)) == 11
+    assert all(abs(len(fold) - len(data) / 5) <= 4 for fold in folds)
+    assert len(_folds(patients(3, 4, together=True).train(0), Rng(SEED, 0, 1))) == 3
+    assert len(_folds(patients(1, 9, together=True).train(0), Rng(SEED, 0, 1))) == 1
+
+
+def test_alone_does_not_train_longer_for_patients_it_knows() -> None:
+    """Apart from its own samples nothing tells whether a patient is ill: to learn more is to know
+    patients by heart, which pays only where they are on both sides."""
+    far = {}
+    for together in (True, False):
+        run = finished("alone", patients(12, 6, together=together), max_epochs=60, patience=20)
+        (theta,) = run.kept.values()  # type: ignore[attr-defined]
+        far[together] = float((theta - run.task.initial()).norm())
+    assert far[True] < 0.5 * far[False]
+
+
+def test_clients_patients_of_the_same_name_are_two() -> None:
+    x, y = np.arange(8.0, dtype=np.float32)[:, None], np.arange(8) % 2
+    who = ["p", "p", "q", "q"] * 2
+    data = Federation.from_arrays(x, y, np.repeat([0, 1], 4), group=who, test_share=0.5)
+    assert data.group is not None
+    assert len(np.unique(data.group)) == 4
+    assert torch.equal(data.pooled().group, torch.cat([data.train(i).group for i in (0, 1)]))
+    assert np.array_equal(data.between(1, 2).group, data.group[4:])

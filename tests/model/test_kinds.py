@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pgfed.config.tables import Task as Table
 from pgfed.data.federation import Federation, Shard
-from pgfed.engine.objective import make_objective, targets_of, with_scaling
+from pgfed.engine.objective import completed, make_objective, targets_of
 from pgfed.errors import UserError
 from pgfed.methods.randomness import Rng
 from pgfed.model import metrics, task
@@ -273,7 +273,7 @@ def values(y: list[float]) -> Federation:
 def test_standardisation_is_that_of_all_training_data(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pgfed.notes")
     data = values([1.0, 2.0, 3.0, 6.0, 1000.0, -1000.0])
-    table = with_scaling(Table(kind="regression"), data)
+    table = completed(Table(kind="regression"), data)
     (line,) = caplog.messages
     assert line.startswith("targets are standardised by mean 3 and scale 1.87083, of all training")
     assert table.target_means == pytest.approx([3.0])
@@ -282,10 +282,10 @@ def test_standardisation_is_that_of_all_training_data(caplog: pytest.LogCaptureF
     assert isinstance(made, Regression)
     assert made.means.tolist() == table.target_means
     said = Table(kind="regression", target_means=[1.0], target_scales=[2.0])
-    assert with_scaling(said, data) == said
-    assert with_scaling(Table(kind="binary"), data) == Table(kind="binary")
+    assert completed(said, data) == said
+    assert completed(Table(kind="binary"), data) == Table(kind="binary")
     with pytest.raises(UserError, match="a target has the same value everywhere"):
-        with_scaling(Table(kind="regression"), values([4.0] * 6))
+        completed(Table(kind="regression"), values([4.0] * 6))
 
 
 # -- segmentation ------------------------------------------------------------------------------

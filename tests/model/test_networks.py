@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import pgfed as package
+import small_runs
 from pgfed.config.tables import Model
 from pgfed.data.federation import Federation
 from pgfed.engine.setup import with_model
@@ -132,7 +133,7 @@ def test_texts_from_arrays_to_a_model_at_home(tmp_path: Path) -> None:
     y = rng.integers(0, 2, 120)
     x = np.where(rng.random((120, 6)) < 0.5, rng.integers(0, 20, (120, 6)), 20 + y[:, None])
     options: dict[str, Any] = {"clients": 3, "min_samples": 5, "rounds": 3, "lr": 0.1}
-    result = package.run(
+    result = small_runs.run(
         (x, y), methods=["fedavg"], out=tmp_path / "run", backend="serial", **options
     )
     assert 'name = "gru"' in (tmp_path / "run/experiment.toml").read_text()

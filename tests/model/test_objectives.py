@@ -14,12 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from any_model import ANY_MODEL
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import Process
 from pgfed.engine.rounds import Run
 from pgfed.errors import UserError
-from pgfed.methods.registry import METHODS, get
+from pgfed.methods.registry import get
 from pgfed.methods.settings import TrainConfig
 from pgfed.model.kinds import CLASSES
 from pgfed.model.objectives import Objective, Pairs
@@ -113,7 +114,7 @@ CLASSES_ONLY = {"fedrod"}  # it balances classes
 
 
 @pytest.mark.parametrize("kind", TASKS)
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in CLASSES_ONLY])
+@pytest.mark.parametrize("method", [name for name in ANY_MODEL if name not in CLASSES_ONLY])
 def test_every_method_learns_it(method: str, kind: str) -> None:
     run = finished(method, kind)
     objective = TASKS[kind][0]

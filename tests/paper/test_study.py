@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import pgfed as package
+import small_runs
 from experiments.commands import contrary, pgfed
 from numerics.reference import Array, Net
 from numerics.setup import network
@@ -372,7 +372,7 @@ def test_the_command_new_clients(tmp_path: Path, capsys: Any) -> None:
     environment = json.loads((out / "environment.json").read_text())
     assert environment["data"]["clients"] == 4
     division = {"clients": 5, "min_samples": 40, "test_share": 0.7}
-    result = package.run(
+    result = small_runs.run(
         **division, new_clients=0.2, rounds=2, methods=["fedavg"], backend="serial"
     )
     everyone, _ = load_federation(from_dict({"data": division}), Path())
@@ -385,11 +385,11 @@ def test_the_command_new_clients(tmp_path: Path, capsys: Any) -> None:
 
     # A run without new clients has nothing to study.
     plain = tmp_path / "plain"
-    package.run(clients=5, rounds=1, methods=["fedavg"], backend="serial", out=plain)
+    small_runs.run(clients=5, rounds=1, methods=["fedavg"], backend="serial", out=plain)
     with pytest.raises(UserError, match="the run has no new clients"):
         pgfed("study", "new-clients", "--from", plain)
     gone = tmp_path / "gone"
-    package.run(
+    small_runs.run(
         clients=5, new_clients=0.2, rounds=1, methods=["fedavg"], backend="serial", models="none",
         out=gone,
     )  # fmt: skip

@@ -19,9 +19,9 @@ from pgfed.engine.callbacks import Record
 from pgfed.methods import registry as algorithms
 from pgfed.model.metrics import ACCURACY, Metric
 from pgfed.results.folder.files import write_beginning, write_end, write_summary
-from pgfed.results.folder.history import history_of, write_history
+from pgfed.results.folder.history import history_of, window_of, write_history
 from pgfed.results.folder.layout import csv_text, methods_of, seed_folder
-from pgfed.results.runs import Clients, MethodInfo, RunData, SeedRun, method_info
+from pgfed.results.runs import Clients, Evidence, MethodInfo, RunData, SeedRun, method_info
 from pgfed.results.summary import each_run
 
 # How good each method ends up, as a shift of the clients' scores over Local's.
@@ -80,7 +80,9 @@ def make_folder(
         taste = np.random.default_rng(1 + len(name)).normal(0, 0.03, clients) if level else 0
         for seed in seeds:
             noise = np.random.default_rng([seed, len(name)]).normal(0, 0.01, clients)
-            final = np.clip(base + level + taste + noise, 0, 1)
+            wanted = np.clip(base + level + taste + noise, 0, 1)
+            seen = evidence(wanted, people.n_test) if metric is ACCURACY else None
+            final = wanted if seen is None else seen.scores()
             cohort = experiment.cohort_size(clients)
             records = _records(final, rounds, cohort, RATIOS.get(name, 1.0), dropped)
             if flower and name != "local":  # which is trained alongside, with no messages
@@ -91,6 +93,8 @@ def make_folder(
                 history=history_of(records),
                 scores={"best": final + 0.01, "final": final, "mean": final},
                 matrix=_alpha(n_train, cohort, seed) if name.startswith("pgfed") else None,
+                evidence=seen,
+                window=window_of(rounds),
             )
     environment = {
         "python": "3.11.7",
@@ -107,6 +111,15 @@ def make_folder(
     text = tomli_w.dumps(experiment.document())
     write(RunData(path, experiment, environment, people, metric, infos, runs, text=text))
     return path
+
+
+def evidence(shares: np.ndarray, n_test: np.ndarray) -> Evidence:
+    """Such a share of each client's test samples is right: always the first ones."""
+    parts = [
+        np.arange(n) < round(s * n) for s, n in zip(np.nan_to_num(shares), n_test, strict=True)
+    ]
+    offsets = np.concatenate([[0], np.cumsum(n_test)]).astype(np.int64)
+    return Evidence(offsets, np.concatenate(parts).astype(np.float32), None)
 
 
 def write(data: RunData) -> None:
@@ -167,7 +180,7 @@ def _records(
 ) -> list[Record]:
     records = []
     for t in range(1, rounds + 1):
-        grown = 1 - np.exp(-4 * t / rounds)
+        grown = 1 - np.exp(-8 * t / rounds)
         record = {
             "round": t,
             "cohort": list(range(cohort)),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pgfed.report.figures.colours import DARK
 from pgfed.report.rendering import write_page
 from report.folders import make_folder
 from report.test_report_page import EVIL_LABEL, hostile
@@ -111,12 +113,12 @@ def test_tables_sort_by_mouse_and_keyboard(opened: Opened) -> None:
     page.get_by_role("button", name="Best on test").first.click()
     descending = first_column(page, "results")
     assert descending[-1] == "fedavg"
-    head = page.locator("#results thead th").nth(2)
+    head = page.locator("#results thead th", has_text="Best on test")
     assert head.get_attribute("aria-sort") == "descending"
     head.get_by_role("button").focus()
     page.keyboard.press("Enter")
     assert first_column(page, "results") == descending[::-1]
-    page.locator("#results thead button").nth(3).click()  # gains: Local has none
+    page.locator("#results thead button", has_text="Gain over").click()  # Local has none
     assert first_column(page, "results")[-1] == "local"
     page.locator("#results thead button").nth(0).click()
     names = first_column(page, "results")
@@ -161,9 +163,23 @@ def test_a_client_can_be_picked_from_the_list(opened: Opened) -> None:
     assert box.inner_text() == ""
 
 
+def test_an_address_opens_a_client_and_marks_its_row(browser: object, report: Path) -> None:
+    opened = Opened(browser, report, viewport={"width": 1000, "height": 900})
+    page = opened.page
+    page.goto(report.as_uri() + "#client=7")
+    sync_api.expect(page.locator(".picked p").first).to_contain_text("Client 7:")
+    sync_api.expect(page.locator("tr.chosen th")).to_have_text("7")
+    page.locator('tr[data-client="3"] a').click()
+    sync_api.expect(page.locator(".picked p").first).to_contain_text("Client 3:")
+    assert page.url.endswith("#client=3")
+    page.locator("select.pick").select_option("")
+    assert "#client" not in page.url
+    assert opened.messages == []
+    opened.close()
+
+
 def test_a_client_can_be_picked_in_a_figure(opened: Opened, report: Path) -> None:
     page = opened.page
-    page.locator('select[data-figure="gains"]').select_option("1")
     plot = opened.plot("gains")
     bars = plot.locator(".bars .point path").all()  # type: ignore[attr-defined]
     place = bars[0].bounding_box()
@@ -202,6 +218,46 @@ def test_views_change(opened: Opened) -> None:
     sync_api.expect(title).to_have_text("round")
     page.locator('select[data-figure="curves"]').select_option(label="against bytes sent")
     sync_api.expect(title).to_have_text("bytes sent so far, both directions")
+
+
+def test_lines_are_labelled_where_they_end_and_ties_are_named(
+    browser: object, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path / "run", methods=["local", "fedper"])
+    for seed in (0, 1):  # the very same rounds under another name
+        source = folder / "fedper" / f"seed-{seed}" / "history.jsonl"
+        (folder / "local" / f"seed-{seed}" / "history.jsonl").write_text(source.read_text())
+    opened = Opened(browser, write_page(folder), viewport={"width": 1000, "height": 900})
+    plot = opened.plot("curves")
+    label = plot.locator(".annotation-text")  # type: ignore[attr-defined]
+    sync_api.expect(label).to_have_count(1)
+    sync_api.expect(label).to_have_text("fedper= local")
+    opened.page.locator('#curves .legend button[data-method="fedper"]').click()
+    sync_api.expect(label).to_have_text("local")
+    opened.close()
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_labels_do_not_lie_on_one_another(browser: object, report: Path, width: int) -> None:
+    opened = Opened(browser, report, viewport={"width": width, "height": 900})
+    plot = opened.plot("curves")
+    labels = plot.locator(".annotation-text")  # type: ignore[attr-defined]
+    sync_api.expect(labels).to_have_count(4)
+    boxes = sorted((label.bounding_box() for label in labels.all()), key=lambda box: box["y"])
+    for above, below in pairwise(boxes):
+        assert above["y"] + above["height"] <= below["y"] + 2
+    assert all(box["x"] + box["width"] <= width for box in boxes)
+    opened.close()
+
+
+def test_colours_change_with_the_light(opened: Opened) -> None:
+    plot = opened.plot("curves")
+    line = "e => e.data.find((t) => t.meta === 'pgfed').line.color"
+    light = opened.page.evaluate(line, plot.element_handle())  # type: ignore[attr-defined]
+    opened.page.emulate_media(color_scheme="dark")
+    opened.page.wait_for_function(
+        f"e => ({line})(e) === '{DARK[light]}'", arg=plot.element_handle()
+    )  # type: ignore[attr-defined]
 
 
 def test_print_draws_everything(browser: object, report: Path) -> None:

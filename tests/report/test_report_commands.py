@@ -12,10 +12,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from pgfed.cli.report import register
-from pgfed.cli.terminal.watch import Watched, sparkline, watch
+from pgfed.cli.terminal.watch import sparkline, watch
 from pgfed.engine.storage.durable import FolderLock
 from pgfed.errors import UserError
 from pgfed.model.metrics import ACCURACY, METRICS
+from pgfed.results.folder.running import Watched
 from report.folders import at_work, make_folder
 
 app = typer.Typer()
@@ -47,10 +48,10 @@ def test_tables_go_to_the_standard_output(small: Path) -> None:
 
 def test_out_and_figures(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "page.md"
-    printed = call("report", small, "--format", "md", "--out", out, "--figures")
+    printed = call("report", small, "--format", "md", "--out", out, "--figures", out.parent)
     assert out.read_text().startswith("# digits, 5 clients")
-    assert (tmp_path / "new" / "figures" / "curves.svg").is_file()
-    assert str(tmp_path / "new" / "figures" / "curves.svg") in printed
+    assert (tmp_path / "new" / "curves.svg").is_file()
+    assert str(tmp_path / "new" / "curves.svg") in printed
 
 
 def test_several_runs_one_page(

@@ -7,17 +7,22 @@ import gzip
 import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pgfed.errors import UserError
 from pgfed.methods.registry import METHODS
 from pgfed.report import extras as needs
-from pgfed.report import page
+from pgfed.report.figures.ordering import by_likeness
 from pgfed.report.figures.specification import plain
+from pgfed.report.pages import page
 from pgfed.report.rendering import read, render, write_page
+from pgfed.report.tables.clients import each, shown_of
+from pgfed.report.tables.results import results
 from pgfed.results.comparison import Group
 from report.folders import make_folder
 
@@ -68,8 +73,10 @@ def test_tags_are_balanced_and_ids_unique(html: str) -> None:
     assert tags.open == []
     ids = [attrs["id"] for _, attrs in tags.tags if "id" in attrs]
     assert len(ids) == len(set(ids))
-    links = [attrs["href"] for tag, attrs in tags.tags if tag == "a"]
-    assert all(link and link.startswith("#") and link[1:] in ids for link in links)
+    links = [attrs["href"] or "" for tag, attrs in tags.tags if tag == "a"]
+    inside = [link for link in links if not link.startswith("#client=")]
+    assert all(link.startswith("#") and link[1:] in ids for link in inside)
+    assert [link for link in links if link not in inside] == [f"#client={i}" for i in range(12)]
 
 
 def test_nothing_is_fetched(html: str) -> None:
@@ -97,8 +104,14 @@ def test_semantics(html: str) -> None:
 def test_the_first_screen_says_it(html: str) -> None:
     text = " ".join(" ".join(Tags(html).text).split())
     start = text[:2600]
-    assert "Federating helped 12 of 12 clients." in start
-    for heading in ("Last 10 rounds", "Best on test", "Gain over local", "Sent (× FedAvg)"):
+    assert "Federating helped: 5 of 12 clients clearly gained, none clearly lost" in start
+    for heading in (
+        "Kept models",
+        "Last 6 rounds",
+        "Best on test",
+        "Gain over local",
+        "Sent (× FedAvg)",
+    ):
         assert heading in start
     assert "fedavg-local" in start
 
@@ -127,6 +140,102 @@ def test_figures_have_a_specification_per_view_and_panel(html: str) -> None:
     for figure, panels in group["figures"].items():
         for specs in panels:
             assert len(specs) == views.get(figure, 1), figure
+        assert panels[0], figure
+
+
+def test_beyond_eight_methods_each_has_a_panel_of_its_own(tmp_path: Path) -> None:
+    methods = list(METHODS)[:9]
+    text = render(read([make_folder(tmp_path / "a", methods=methods, clients=4, rounds=3)]))
+    shown = [attrs["data-focus"] for _, attrs in Tags(text).tags if "data-focus" in attrs]
+    assert sorted(filter(None, shown)) == sorted(methods)
+    (group,) = read([tmp_path / "a"])
+    assert shown[0] == group.ranked[0].label  # the best comes first
+    assert len(payload(text)[0]["figures"]["curves"]) == 1  # and all are drawn from one
+
+
+def test_the_leader_is_drawn_last_and_the_control_is_zero(html: str, group: Group) -> None:
+    rounds, _, beside = payload(html)[0]["figures"]["curves"][0]
+    assert rounds["data"][-1]["meta"] == group.ranked[0].label
+    (control,) = [trace for trace in beside["data"] if trace["meta"] == "fedavg-local"]
+    assert set(control["y"]) == {0.0}
+    by_name = {m.name: m.mean_curve.score for m in group.methods}
+    (pgfed,) = [trace for trace in beside["data"] if trace["meta"] == "pgfed"]
+    last = 100 * (by_name["pgfed"][-1] - by_name["fedavg-local"][-1])
+    assert pgfed["y"][-1] == pytest.approx(last, abs=0.01)
+
+
+def test_clients_have_names_up_to_sixty(tmp_path: Path) -> None:
+    few = make_folder(tmp_path / "few", clients=60, methods=["local", "pgfed"], seeds=[0])
+    bars = payload(render(read([few])))[0]["figures"]["gains"][0][0]["data"][0]
+    assert (bars["type"], bars["orientation"]) == ("bar", "h")
+    assert sorted(bars["y"], key=int) == [str(i) for i in range(60)]
+    many = make_folder(tmp_path / "many", clients=61, methods=["local", "pgfed"], seeds=[0])
+    first = payload(render(read([many])))[0]["figures"]["gains"][0][0]["data"][0]
+    assert (first["type"], "orientation" in first) == ("bar", False)
+
+
+def test_beyond_a_hundred_clients_the_alike_stand_together(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a", clients=120, methods=["pgfed"], seeds=[0])
+    figures = payload(render(read([folder])))[0]["figures"]
+    for name in ("matrix", "partition"):
+        order = figures[name][0][0]["data"][0]["meta"]["order"]
+        assert sorted(order) == list(range(120))
+    sizes = read([folder])[0].clients.n_train[order]
+    assert not all(a >= b for a, b in pairwise(sizes))  # not by size
+
+
+def test_every_client_has_a_row_with_what_the_evidence_carries(html: str, group: Group) -> None:
+    shown = shown_of(group)
+    assert shown is not None
+    rows = {row["client"].text: row for row in each(group).records()}
+    assert list(rows) == group.clients.names
+    for i, name in enumerate(group.clients.names):
+        row = rows[name]
+        assert row["statement"].text == shown.gain.statements[i]
+        alone = np.mean([shown.baseline.runs[s].final[i] for s in (0, 1)])
+        assert row["alone"].text == f"{100 * alone:.1f}"
+        assert row["gain"].value == pytest.approx(float(shown.gain.per_client[i]))
+        assert row["interval"].interval is not None
+    taken = [float(row["rounds"].value or 0) for row in rows.values()]
+    assert taken == [20.0] * 3 + [0.0] * 9  # the made-up cohort is always the first quarter
+    bars = payload(html)[0]["figures"]["gains"][0][0]["data"][0]
+    first = bars["customdata"][0][0]
+    high = 100 * (shown.gain.high[first] - shown.gain.per_client[first])
+    assert bars["error_x"]["array"][0] == pytest.approx(high, rel=1e-3)
+    low = 100 * (shown.gain.per_client[first] - shown.gain.low[first])
+    assert bars["error_x"]["arrayminus"][0] == pytest.approx(low, rel=1e-3)
+
+
+def test_the_title_says_what_it_is_about(tmp_path: Path) -> None:
+    text = render(read([make_folder(tmp_path / "e", methods=["local", "fedavg"])]))
+    assert "<title>e: digits, 12 clients: who gained</title>" in text
+
+
+def test_several_runs_say_once_what_differs(tmp_path: Path) -> None:
+    folders = [
+        make_folder(tmp_path / f"run-{lr}", methods=["local", "pgfed"], rounds=rounds, seeds=[0],
+                    settings={"train": {"lr": lr}})
+        for lr, rounds in ((0.005, 8), (0.1, 9))
+    ]  # fmt: skip
+    groups = read(folders)
+    shown = " ".join(" ".join(Tags(render(groups)).text).split())
+    assert f"Run 2: {folders[1]}: rounds 9 instead of 8; lr 0.1 instead of 0.005" in shown
+    assert groups[0].methods[-1].label == "pgfed [2]"
+    runs = [row["run"].text for row in results(groups[0]).records()]
+    assert runs == ["run-0.005", "run-0.1"] * 2
+
+
+def test_what_next_follows_from_the_verdict(html: str, group: Group) -> None:
+    shown = " ".join(" ".join(Tags(html).text).split())
+    assert "What next" in shown
+    assert f"pgfed evaluate {group.folders[0].path} --client NAME" in shown
+
+
+def test_alike_rows_become_neighbours() -> None:
+    rows = np.array([[9, 1, 0], [0, 0, 5], [3, 0, 0], [0, 1, 40], [0, 7, 0]])
+    place = np.argsort(by_likeness(rows))
+    assert abs(place[0] - place[2]) == 1
+    assert abs(place[1] - place[3]) == 1
 
 
 def test_without_local_there_are_no_gains_but_a_page(tmp_path: Path) -> None:

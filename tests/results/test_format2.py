@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import pgfed
+import small_runs
 from pgfed.api import Result
 from pgfed.cli.terminal.experiment import outcomes
 from pgfed.config.experiment import from_dict
@@ -54,7 +55,7 @@ def options(**more: Any) -> dict[str, Any]:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     path = tmp_path_factory.mktemp("two") / "run"
     more = options(methods=METHODS, seeds=[4, 1])
-    return path, pgfed.run(federation(NAMES), out=path, **more)
+    return path, small_runs.run(federation(NAMES), out=path, **more)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -168,8 +169,8 @@ def test_the_evidence_sums_to_the_scores(ran: tuple[Path, Result]) -> None:
 
 def test_the_evidence_is_of_the_best_round_where_that_is_kept(tmp_path: Path) -> None:
     more = options(methods=["fedavg-local"], rounds=8, lr=0.05, keep="best", models="none")
-    result = pgfed.run(federation(), out=tmp_path / "run", **more)
-    memory = pgfed.run(federation(), **more)
+    result = small_runs.run(federation(), out=tmp_path / "run", **more)
+    memory = small_runs.run(federation(), **more)
     (run,), (other,) = result.runs, memory.runs
     validation = [record["mean_validation_score"] for record in run.history.records]
     best = int(np.argmax(validation))
@@ -214,7 +215,7 @@ def test_methods_say_of_themselves_what_a_report_needs(ran: tuple[Path, Result])
 def test_a_variant_with_the_settings_of_the_control_is_one(tmp_path: Path) -> None:
     variant = {"pgfed-plain": {"base": "pgfed", "mu": 0.0}}
     more = options(methods=["local", "fedavg-local", "pgfed", "pgfed-plain"], method=variant)
-    (found,) = group([pgfed.run(federation(), **more).data])
+    (found,) = group([small_runs.run(federation(), **more).data])
     by_name = {method.name: method for method in found.methods}
     assert found.control(by_name["pgfed"]) is by_name["pgfed-plain"]
     assert found.control(by_name["pgfed-plain"]) is None

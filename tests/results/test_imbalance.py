@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-import pgfed
+import small_runs
 from pgfed.results.comparison import group
 from pgfed.results.verdict import Verdict, judge
 
 
-def said(kind: str, **options: object) -> Verdict:
+def said(kind: str, rounds: int = 3, **options: object) -> Verdict:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(1200, 4)).astype(np.float32)
     rare = np.argsort(-x[:, 0] - 0.5 * rng.normal(size=len(x)))[:24]
@@ -17,8 +17,8 @@ def said(kind: str, **options: object) -> Verdict:
     y[rare] = "fraud"
     client = np.array(["a", "b", "c"])[np.arange(len(x)) % 3]
     methods = ["local", "fedavg", "pgfed"]
-    result = pgfed.run(
-        (x, y, client), methods=methods, rounds=3, kind=kind, backend="serial", **options
+    result = small_runs.run(
+        (x, y, client), methods=methods, rounds=rounds, kind=kind, backend="serial", **options
     )
     (found,) = group([result.data])
     for run in result.runs:
@@ -35,7 +35,7 @@ def test_all_models_say_no_and_no_verdict_is_given_on_accuracy() -> None:
 
 
 def test_judged_by_another_number_there_is_one() -> None:
-    verdict = said("binary", lr=0.001, epochs=1)
+    verdict = said("binary", rounds=8, lr=0.01, epochs=1)
     assert "AUC" in " ".join(verdict.lines)
     assert "Nothing was learned" not in verdict.headline
 

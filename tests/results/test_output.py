@@ -16,14 +16,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-import pgfed
+import small_runs
+from any_model import ANY_MODEL
 from cli.cli_tools import blobs
 from pgfed.api import Result
 from pgfed.config.experiment import from_dict
 from pgfed.engine.setup import prepare
 from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
-from pgfed.methods.registry import METHODS, get
+from pgfed.methods.registry import get
 from pgfed.model.networks import MLP
 from pgfed.results.folder.writer import RunWriter
 
@@ -31,7 +32,8 @@ ROUNDS = 12
 CLIENTS = 14
 METHODS_RUN = ["fedavg", "local", "pgfed", "fedavg-local"]
 SUMMARY = [
-    *("method", "seed", "rounds", "metric", "best_score", "best_round", "final_score"),
+    *("method", "seed", "rounds", "metric", "best_score", "best_round"),
+    *("kept_score", "final_score"),
     *("mean_score", "window", "median_score", "clients_undefined"),
     *("rounds_to_target", "target", "baseline"),
     *("gain_mean", "gain_std", "clients_gained", "clients_harmed"),
@@ -43,7 +45,7 @@ SUMMARY = [
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     folder = tmp_path_factory.mktemp("out") / "run"
     data = blobs(400)
-    result = pgfed.run(
+    result = small_runs.run(
         (data["x"], data["y"] + 3),
         clients=CLIENTS,
         cohort=0.15,
@@ -99,7 +101,9 @@ def test_summary(run: tuple[Path, Result]) -> None:
         assert row["best_score"] == max(accuracy)
         assert row["best_round"] == accuracy.index(max(accuracy)) + 1
         assert row["final_score"] == accuracy[-1]
-        assert row["mean_score"] == pytest.approx(np.mean(accuracy[-10:]))
+        assert row["mean_score"] == pytest.approx(np.mean(accuracy[-4:]))  # a third of 12 rounds
+        assert row["window"] == 4
+        assert row["kept_score"] == pytest.approx(row["final_score"])
         reached = [k for k, a in enumerate(accuracy, start=1) if a >= 0.7]
         assert row["rounds_to_target"] == (reached[0] if reached else None)
         assert row["bytes_down"] == sum(r["bytes_down"] for r in records)
@@ -139,13 +143,18 @@ def test_clients(run: tuple[Path, Result]) -> None:
             mean = np.mean([float(row[column]) for row in found])
             assert mean == pytest.approx(summary[key])
         gains = np.array([float(row["gain"]) for row in found])
-        alone = np.array([float(row["mean"]) for row in local])
-        mine = np.array([float(row["mean"]) for row in found])
+        alone = np.array([float(row["accuracy"]) for row in local])
+        mine = np.array([float(row["accuracy"]) for row in found])
         assert gains == pytest.approx(mine - alone)
         assert summary["gain_mean"] == pytest.approx(gains.mean())
         assert summary["gain_std"] == pytest.approx(gains.std(ddof=1))
-        assert summary["clients_gained"] == (gains > 0).sum()
-        assert summary["clients_harmed"] == (gains < 0).sum()
+        clearly = [row["clearly"] for row in found]
+        assert summary["clients_gained"] == clearly.count("gained")
+        assert summary["clients_harmed"] == clearly.count("lost")
+        for row, gain in zip(found, gains, strict=True):
+            assert float(row["gain_low"]) <= gain <= float(row["gain_high"])
+            balance = int(row["samples_better"]) - int(row["samples_worse"])
+            assert balance / int(row["n_test"]) == pytest.approx(gain)
         took_part = [r["cohort"] for r in history(folder / method / "seed-7")]
         for row in found:
             assert int(row["rounds"]) == sum(row["client"] in c for c in took_part)
@@ -154,7 +163,7 @@ def test_clients(run: tuple[Path, Result]) -> None:
 
 def test_without_local_there_are_no_gains(tmp_path: Path) -> None:
     data = blobs(60)
-    result = pgfed.run(
+    result = small_runs.run(
         (data["x"], data["y"]),
         clients=3,
         min_samples=1,
@@ -213,10 +222,10 @@ def test_clients_that_never_took_part_share_one_file(run: tuple[Path, Result]) -
     assert shared, "every client took part: choose other seeds"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ANY_MODEL)
 def test_the_models_of_every_method_are_written(method: str, tmp_path: Path) -> None:
     data = blobs(80)
-    result = pgfed.run(
+    result = small_runs.run(
         (data["x"], data["y"]),
         clients=4,
         cohort=0.25,
@@ -258,7 +267,7 @@ def test_environment(run: tuple[Path, Result]) -> None:
 @pytest.mark.parametrize(("models", "seeds"), [("all", [1, 2]), ("last", [2]), ("none", [])])
 def test_which_models_are_kept(models: str, seeds: list[int], tmp_path: Path) -> None:
     data = blobs(60)
-    pgfed.run(
+    small_runs.run(
         (data["x"], data["y"]),
         clients=3,
         min_samples=1,
@@ -280,7 +289,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("pgfed.results.kept.writing.write_atomic", full)
     data = blobs(60)
     with pytest.raises(UserError, match="No space left"):
-        pgfed.run(
+        small_runs.run(
             (data["x"], data["y"]),
             clients=3,
             min_samples=1,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import pgfed
+import small_runs
 from pgfed.cli import main as command
 from pgfed.errors import UserError
 from pgfed.results.kept.models import load
@@ -49,9 +50,9 @@ def test_each_client_begins_with_its_own_model_and_a_new_one_with_the_global(
     tmp_path: Path,
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    pgfed.run(sites(tmp_path / "a.npz", "abc"), methods=METHODS, rounds=3, out=first, **SMALL)
+    small_runs.run(sites(tmp_path / "a.npz", "abc"), methods=METHODS, rounds=3, out=first, **SMALL)
     # A learning rate of next to nothing: what comes out is what went in.
-    again = pgfed.run(
+    again = small_runs.run(
         sites(tmp_path / "b.npz", "acd", seed=1),
         methods=METHODS,
         rounds=1,
@@ -76,16 +77,16 @@ def test_another_model_is_refused_and_a_new_method_starts_afresh(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = sites(tmp_path / "a.npz", "ab")
-    pgfed.run(data, methods=["local"], rounds=1, out=tmp_path / "first", **SMALL)
+    small_runs.run(data, methods=["local"], rounds=1, out=tmp_path / "first", **SMALL)
     start = {"start_from": str(tmp_path / "first"), **SMALL}
     other = tmp_path / "b.npz"
     with np.load(tmp_path / "a.npz") as held:
         arrays = dict(held)
     np.savez(other, **{**arrays, "x": arrays["x"][:, :4]})
     with pytest.raises(UserError, match="start-from: the models of local are not of this run"):
-        pgfed.run(f"npz:{other}", methods=["local"], rounds=1, **start)
+        small_runs.run(f"npz:{other}", methods=["local"], rounds=1, **start)
     with caplog.at_level("WARNING", "pgfed.notes"):
-        pgfed.run(data, methods=["fedavg"], rounds=1, **start)
+        small_runs.run(data, methods=["fedavg"], rounds=1, **start)
     assert "fedavg: not among the models" in caplog.text
 
 
@@ -93,8 +94,8 @@ def test_more_rounds_are_those_of_a_longer_run(tmp_path: Path) -> None:
     data = sites(tmp_path / "a.npz", "abcd")
     options = {"methods": [*METHODS, "alone"], "cohort": 0.5, **SMALL}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    pgfed.run(data, rounds=14, out=whole, **options)
-    pgfed.run(data, rounds=3, out=parts, keep_state=True, **options)
+    small_runs.run(data, rounds=14, out=whole, **options)
+    small_runs.run(data, rounds=3, out=parts, keep_state=True, **options)
     assert main(["resume", str(parts), "--rounds", "14", "--quiet"]) == 0
     for method in METHODS:
         before, after = models(whole, method), models(parts, method)
@@ -110,7 +111,7 @@ def test_without_its_state_a_run_does_not_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    pgfed.run(sites(tmp_path / "a.npz", "ab"), methods=["local"], rounds=2, out=out, **SMALL)
+    small_runs.run(sites(tmp_path / "a.npz", "ab"), methods=["local"], rounds=2, out=out, **SMALL)
     before = (out / "experiment.toml").read_text()
     assert main(["resume", str(out), "--rounds", "5", "--quiet"]) == 2
     assert "kept no state to go on from" in capsys.readouterr().err
@@ -124,7 +125,7 @@ def test_every_model_on_every_clients_data(
 ) -> None:
     out = tmp_path / "run"
     data = sites(tmp_path / "a.npz", "abc")
-    result = pgfed.run(data, methods=["local"], rounds=2, out=out, **SMALL)
+    result = small_runs.run(data, methods=["local"], rounds=2, out=out, **SMALL)
     assert main(["evaluate", str(out), "--across", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     federation = result.federation

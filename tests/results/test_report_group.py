@@ -55,10 +55,10 @@ def test_other_settings_are_another_method_named_by_them(tmp_path: Path) -> None
     assert len({style[label] for label in labels}) == 3
 
 
-def test_the_same_run_twice_is_named_by_its_folders(tmp_path: Path) -> None:
+def test_the_same_run_twice_is_told_apart_by_number(tmp_path: Path) -> None:
     folders = [make_folder(tmp_path / name, methods=["pgfed"]) for name in "ab"]
     (group,) = read(folders)
-    assert [m.label for m in group.methods] == ["pgfed (a)", "pgfed (b)"]
+    assert [m.label for m in group.methods] == ["pgfed [1]", "pgfed [2]"]
 
 
 def test_the_control_stands_beside_pgfed(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_comparison_uses_the_seeds_both_have(tmp_path: Path) -> None:
     found = group.compare(pgfed, local)
     assert found is not None
     assert found.seeds == 2
-    expected = pgfed.scores("last10") - local.scores("last10", [0, 2])
+    expected = pgfed.scores("kept") - local.scores("kept", [0, 2])
     assert found.mean == pytest.approx(expected.mean())
     gain = group.gain(pgfed)
     assert gain is not None

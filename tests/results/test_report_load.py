@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pgfed import api
+import small_runs
 from pgfed.errors import UserError
 from pgfed.report.rendering import read
 from pgfed.results.folder.reader import load
@@ -40,7 +40,7 @@ def test_everything_is_read(small: Path) -> None:
 
 def test_a_real_run_is_read_and_agrees_with_its_summary(tmp_path: Path) -> None:
     out = tmp_path / "real"
-    api.run(
+    small_runs.run(
         methods=["local", "fedavg", "pgfed"],
         rounds=2,
         clients=4,
@@ -54,7 +54,12 @@ def test_a_real_run_is_read_and_agrees_with_its_summary(tmp_path: Path) -> None:
     for method in group.methods:
         for index, seed in enumerate(method.seeds):
             expected = summary[method.name, seed]
-            for which, key in (("last10", "mean"), ("best", "best"), ("final", "final")):
+            for which, key in (
+                ("last", "mean"),
+                ("kept", "kept"),
+                ("best", "best"),
+                ("final", "final"),
+            ):
                 found = method.means(which)[index]  # type: ignore[arg-type]
                 assert found == pytest.approx(expected[f"{key}_score"])
             history = method.runs[seed].history

@@ -28,29 +28,29 @@ def said(found: Verdict) -> str:
 
 def test_federating_helped(folder: Path) -> None:
     found = verdict(folder)
-    assert found.headline == "Federating helped 12 of 12 clients."
+    assert found.headline == (
+        "Federating helped: 5 of 12 clients clearly gained, none clearly lost, of 7 it cannot be "
+        "told."
+    )
     text = said(found)
-    assert "12 clients gained, 0 lost, 0 unchanged" in text
     assert "minus its control fedavg-local (mu = 0)" in text
     assert "no measurable difference" in text
     assert "cannot be told apart from it here" in text
 
 
-def test_federating_did_not_help(tmp_path: Path) -> None:
+def test_federating_harmed(tmp_path: Path) -> None:
     levels = {"fedavg": -0.2, "fedper": -0.1}
     folder = make_folder(tmp_path / "a", methods=["local", "fedavg", "fedper"], levels=levels)
     found = verdict(folder)
-    assert found.headline.startswith("Federating did not help: nothing beats training alone (")
+    assert found.headline.startswith("Federating harmed: 0 of 12 clients clearly gained, ")
     assert "With fedper" in said(found)
 
 
 def test_no_clear_difference(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "a", methods=["local", "fedper"], levels={"fedper": 0.002})
     found = verdict(folder)
-    assert found.headline in (
-        "Federating made no clear difference on average.",
-        f"Federating did not help: nothing beats training alone{found.headline[55:]}",
-    )
+    assert found.outcome == "no-clear-difference"
+    assert found.headline.startswith("No clear difference: ")
 
 
 def test_a_high_mean_that_is_not_sure_does_not_hide_a_sure_gain(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_high_mean_that_is_not_sure_does_not_hide_a_sure_gain(tmp_path: Path) 
         shutil.copy(folder / "local" / f"seed-{seed}" / "clients.csv", path)
 
         def shift(i: int, row: dict[str, str]) -> None:
-            row["mean"] = str(float(row["mean"]) + (-0.4 if i % 3 == 0 else 0.35))
+            row["final"] = str(float(row["final"]) + (-0.4 if i % 3 == 0 else 0.35))
 
         edit_clients(path, shift)
     found = verdict(folder)
@@ -93,10 +93,10 @@ def test_who_lost_most_is_named(tmp_path: Path) -> None:
 
         def ruin(i: int, row: dict[str, str]) -> None:
             if row["client"] == "c":
-                row["mean"] = "0.01"
+                row["final"] = "0.01"
 
         edit_clients(folder / "fedper" / f"seed-{seed}" / "clients.csv", ruin)
-    assert "Client c lost most, −" in said(verdict(folder))
+    assert "Worst off: c (−" in said(verdict(folder))
 
 
 def test_caveats(tmp_path: Path) -> None:

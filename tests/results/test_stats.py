@@ -114,18 +114,6 @@ def test_only_pairs_can_be_compared() -> None:
 # -- gains and rounds --------------------------------------------------------------------------
 
 
-def test_individual_gain_by_hand() -> None:
-    local = np.full((2, 20), 0.5)
-    method = local + np.linspace(-0.04, 0.15, 20)  # -0.04, -0.03, ... 0.15; client 4 is at 0
-    method[0] += 0.01
-    method[1] -= 0.01
-    gain = stats.individual_gain(method, local)
-    assert gain.mean == pytest.approx(0.055)
-    assert gain.std == pytest.approx(np.std(np.arange(20) / 100, ddof=1))
-    assert gain.worst_decile == pytest.approx(-0.035)  # the worst two of twenty
-    assert (gain.gained, gain.harmed, gain.unchanged) == (15, 4, 1)
-
-
 @pytest.mark.parametrize(("target", "expected"), [(0.6, 2), (0.70, 6), (0.71, None), (0.0, 2)])
 def test_rounds_to_counts_scored_rounds_only(target: float, expected: int | None) -> None:
     accuracy = [None, 0.6, None, 0.65, None, 0.70]

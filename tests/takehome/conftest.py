@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import pgfed as package
+import small_runs
+from any_model import ANY_MODEL
 from cli.cli_tools import blobs
 from cli.conftest import pgfed as pgfed  # the command line, as a fixture
 from pgfed.api import Result
-from pgfed.methods.registry import METHODS
 from takehome.pictures import CLASSES, pictures
 
 
@@ -21,7 +21,7 @@ def grey(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     folder = tmp_path_factory.mktemp("grey")
     x, y, client = pictures(160)
     np.savez(folder / "data.npz", x=x, y=y, client=client, class_names=np.array(CLASSES))
-    result = package.run(
+    result = small_runs.run(
         f"npz:{folder / 'data.npz'}",
         methods=["local", "fedavg", "pgfed"],
         rounds=5,
@@ -41,9 +41,9 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     data = blobs(160)
     np.savez(folder / "data.npz", **data, client=np.arange(160) // 3 % 4)
     np.savez(folder / "new.npz", **blobs(60, seed=5))
-    result = package.run(
+    result = small_runs.run(
         f"npz:{folder / 'data.npz'}",
-        methods=list(METHODS),
+        methods=ANY_MODEL,
         rounds=3,
         cohort=0.5,
         epochs=1,

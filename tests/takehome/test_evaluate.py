@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.metrics import confusion_matrix, recall_score, roc_auc_score
 from torch import nn
 
-import pgfed as package
+import small_runs
 from cli.cli_tools import Done, blobs
 from pgfed.api import Result
 from pgfed.data.federation import Shard
@@ -190,7 +190,7 @@ def test_mistakes_are_one_line(
 def test_runs_without_local_or_without_their_data(pgfed: Command, tmp_path: Path) -> None:
     data = blobs(90)
     given = {"clients": 3, "min_samples": 5, "rounds": 1, "backend": "serial"}
-    package.run((data["x"], data["y"]), methods=["fedavg"], out=tmp_path / "run", **given)
+    small_runs.run((data["x"], data["y"]), methods=["fedavg"], out=tmp_path / "run", **given)
     assert "--data npz:PATH" in pgfed("evaluate", "run", "--client", 0).line
     np.savez("data.npz", **data)
     done = pgfed("evaluate", "run", "--client", 0, "--data", "npz:data.npz")

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import pgfed as package
+from any_model import ANY_MODEL
 from cli.cli_tools import Done
 from pgfed.api import Result
-from pgfed.methods.registry import METHODS
 
 Command = Callable[..., Done]
 Everything = tuple[Path, Result]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ANY_MODEL)
 def test_loaded_evaluated_and_onboarded(
     everything: Everything, pgfed: Command, method: str
 ) -> None:
@@ -68,12 +68,12 @@ def exported(everything: Everything, method: str, pgfed: Command, kind: str) -> 
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ANY_MODEL)
 def test_exported(everything: Everything, pgfed: Command, method: str) -> None:
     exported(everything, method, pgfed, "torch")
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ANY_MODEL)
 def test_exported_as_onnx(everything: Everything, pgfed: Command, method: str) -> None:
     exported(everything, method, pgfed, "onnx")

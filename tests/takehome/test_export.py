@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import pgfed as package
+import small_runs
 from cli.cli_tools import Done
 from pgfed.api import Result
 from takehome.pictures import pictures
@@ -54,7 +55,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def train(model: object, folder: Path) -> Path:
     given = {"rounds": 1, "epochs": 1, "cohort": 1.0, "backend": "serial", "model": model}
-    package.run(pictures(60), methods=["fedavg"], out=folder / "run", **given)
+    small_runs.run(pictures(60), methods=["fedavg"], out=folder / "run", **given)
     return folder / "run/fedavg/seed-0/models/client-0001.safetensors"
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import pgfed as package
+import small_runs
 from pgfed.config.experiment import load
 from pgfed.engine.setup import prepare
 from pgfed.errors import UserError
@@ -48,7 +49,7 @@ def samples(n: int = 90) -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("frozen") / "run"
-    package.run(samples(), methods=["local", "fedavg"], model=backbone, out=out, **OPTIONS)
+    small_runs.run(samples(), methods=["local", "fedavg"], model=backbone, out=out, **OPTIONS)
     return out
 
 
@@ -90,7 +91,7 @@ def test_it_lies_once_beside_the_models_and_comes_back_with_them(folder: Path) -
 
 
 def test_in_memory_it_is_the_same(folder: Path) -> None:
-    result = package.run(samples(), methods=["fedavg"], model=backbone, **OPTIONS)
+    result = small_runs.run(samples(), methods=["fedavg"], model=backbone, **OPTIONS)
     module, _ = package.load(folder, 2, method="fedavg", allow_modules=[__name__])
     values = result.model(2, "fedavg").state_dict()
     assert all(torch.equal(values[name], value) for name, value in module.state_dict().items())
@@ -138,7 +139,7 @@ def test_a_run_is_not_resumed_with_another_backbone(
 def test_the_example_sends_adapters_and_head_only(tmp_path: Path) -> None:
     file = Path(__file__).parents[2] / "examples/own_text_model.py"
     example = runpy.run_path(str(file))
-    result = package.run(
+    result = small_runs.run(
         example["four_publishers"](80),
         methods=["fedavg"],
         model=example["Transformer"],

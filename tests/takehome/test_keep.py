@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import pgfed as package
+import small_runs
 from cli.cli_tools import blobs
 from pgfed.api import run_setup
 from pgfed.config.experiment import from_dict
@@ -43,7 +43,9 @@ def manifest(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["fedavg", "pgfed"])
 def test_best_is_the_best_on_validation_data(method: str, tmp_path: Path) -> None:
-    best = package.run(arrays(), methods=[method], keep="best", out=tmp_path / "best", **options())
+    best = small_runs.run(
+        arrays(), methods=[method], keep="best", out=tmp_path / "best", **options()
+    )
     seed = tmp_path / f"best/{method}/seed-1"
     history = [json.loads(line) for line in (seed / "history.jsonl").read_text().splitlines()]
     validation = [record["mean_validation_score"] for record in history]
@@ -54,7 +56,9 @@ def test_best_is_the_best_on_validation_data(method: str, tmp_path: Path) -> Non
         *("clients.csv", "evidence.npz", "history.jsonl", "models")
     }
     # They are, to the bit, the models of a run that ends with that round.
-    package.run(arrays(), methods=[method], out=tmp_path / "short", **options(rounds=kept["round"]))
+    small_runs.run(
+        arrays(), methods=[method], out=tmp_path / "short", **options(rounds=kept["round"])
+    )
     short = manifest(tmp_path / f"short/{method}/seed-1")
     assert short["kept"] == "last"
     assert short["global"] == kept["global"]
@@ -64,7 +68,7 @@ def test_best_is_the_best_on_validation_data(method: str, tmp_path: Path) -> Non
         assert ours["score"] == theirs["final"]
     assert any(c["score"] != c["final"] for c in kept["clients"])
     # Without a folder the same models are kept in memory.
-    memory = package.run(arrays(), methods=[method], keep="best", **options())
+    memory = small_runs.run(arrays(), methods=[method], keep="best", **options())
     for client in range(5):
         state = memory.model(client, method).state_dict()
         for name, value in best.model(client, method).state_dict().items():
@@ -72,14 +76,14 @@ def test_best_is_the_best_on_validation_data(method: str, tmp_path: Path) -> Non
 
 
 def test_a_method_with_one_result_keeps_its_last(tmp_path: Path) -> None:
-    package.run(
+    small_runs.run(
         arrays(), methods=["fedbabu"], keep="best", out=tmp_path / "run", **options(rounds=3)
     )
     assert manifest(tmp_path / "run/fedbabu/seed-1")["round"] == 3
 
 
 def test_models_that_are_not_kept_are_not_written_on_the_way(tmp_path: Path) -> None:
-    package.run(
+    small_runs.run(
         arrays(),
         methods=["fedavg"],
         keep="best",
@@ -97,7 +101,7 @@ def test_best_without_validation_data_is_one_line(pgfed: Any, tmp_path: Path) ->
     assert "data.validation_share" in done.line
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="'last', 'best'"):
-        package.run(arrays(), keep="first")
+        small_runs.run(arrays(), keep="first")
 
 
 def test_interrupted_is_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

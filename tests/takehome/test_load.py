@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import pgfed as package
+import small_runs
 from cli.cli_tools import blobs
 from pgfed.api import Result
 from pgfed.errors import UserError
@@ -70,7 +71,7 @@ def test_the_global_model(grey: Grey) -> None:
 def test_a_model_that_several_clients_share(tmp_path: Path) -> None:
     data = blobs(90)
     given = {"clients": 6, "min_samples": 5, "rounds": 1, "cohort": 0.2, "backend": "serial"}
-    package.run((data["x"], data["y"]), methods=["pgfed"], out=tmp_path / "run", **given)
+    small_runs.run((data["x"], data["y"]), methods=["pgfed"], out=tmp_path / "run", **given)
     _, entry = package.load(tmp_path / "run/pgfed/seed-0/models/never-sampled.safetensors")
     assert len(entry["clients"]) == 5
     one, own = package.load(tmp_path / "run", entry["clients"][0])
@@ -209,7 +210,7 @@ def test_paths_that_are_no_models(grey: Grey, tmp_path: Path) -> None:
 def test_runs_that_hold_no_models(tmp_path: Path) -> None:
     data = blobs(60)
     given = {"clients": 3, "min_samples": 5, "rounds": 1, "backend": "serial", "models": "none"}
-    package.run((data["x"], data["y"]), methods=["fedavg"], out=tmp_path / "run", **given)
+    small_runs.run((data["x"], data["y"]), methods=["fedavg"], out=tmp_path / "run", **given)
     with pytest.raises(UserError, match="were not kept"):
         package.load(tmp_path / "run", 0)
     (tmp_path / "run/fedavg/seed-0/clients.csv").unlink()
@@ -242,7 +243,7 @@ def own_model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 def test_a_users_own_model(tmp_path: Path) -> None:
     data = blobs(90)
     given = {"clients": 3, "min_samples": 5, "rounds": 1, "backend": "serial"}
-    result = package.run(
+    result = small_runs.run(
         (data["x"], data["y"]),
         methods=["fedavg"],
         model=own_model,

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import pgfed as package
+import small_runs
 from cli.cli_tools import Done, blobs
 from pgfed.api import Result
 from pgfed.data.dataset import Dataset
@@ -43,7 +44,9 @@ def divided(new: Path) -> Federation:
     with np.load(new) as arrays:
         x, y = arrays["x"], arrays["y"]
     dataset = Dataset.from_arrays("new", x, 1 - y, class_names=CLASSES)
-    return build_seat(dataset, 0, 1, test_share=0.25, validation_share=0.2, seed=1, stratify="auto")
+    return build_seat(
+        dataset, 0, ["0"], test_share=0.25, validation_share=0.2, seed=1, stratify="auto"
+    )
 
 
 def curve(path: Path) -> list[dict[str, float]]:
@@ -60,12 +63,12 @@ def accuracy(module: nn.Module, data: Shard) -> float:
 def test_all_methods_beside_training_alone(
     grey: Grey, new: Path, pgfed: Command, tmp_path: Path
 ) -> None:
-    words = ["--epochs", 4, "--out", "home", "--json", "--figure", "curves.svg"]
+    words = ["--epochs", 4, "--out", "home", "--json", "--figures", "drawn"]
     done = pgfed("onboard", grey[0], "--data", f"npz:{new}", *words)
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
     assert [m["method"] for m in found["methods"]] == ["local", "fedavg", "pgfed"]
-    assert (tmp_path / "curves.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "drawn/onboarding.svg").read_text().startswith("<?xml")
     for row in found["methods"]:
         place = tmp_path / "home" / row["method"]
         assert {path.name for path in place.iterdir()} == {
@@ -122,7 +125,7 @@ class Forgetful(nn.Sequential):
 def test_it_can_be_repeated_with_dropout(pgfed: Command, tmp_path: Path) -> None:
     data = blobs(90)
     given = {"clients": 3, "min_samples": 5, "rounds": 1, "backend": "serial", "model": Forgetful}
-    package.run((data["x"], data["y"]), methods=["fedavg"], out=tmp_path / "run", **given)
+    small_runs.run((data["x"], data["y"]), methods=["fedavg"], out=tmp_path / "run", **given)
     np.savez("new.npz", **blobs(40, seed=2))
     words = ["onboard", "run", "--data", "npz:new.npz", "--epochs", 2, "--json"]
     words += ["--allow-module", Forgetful.__module__]
@@ -203,7 +206,7 @@ def test_mistakes_are_one_line_and_write_nothing(
 def test_without_test_data(pgfed: Command, tmp_path: Path) -> None:
     data = blobs(90)
     given = {"clients": 3, "min_samples": 5, "rounds": 1, "backend": "serial", "test_share": 0.0}
-    package.run((data["x"], data["y"]), methods=["fedavg"], out=tmp_path / "run", **given)
+    small_runs.run((data["x"], data["y"]), methods=["fedavg"], out=tmp_path / "run", **given)
     np.savez("new.npz", **blobs(30, seed=2))
     done = pgfed("onboard", "run", "--data", "npz:new.npz", "--epochs", 1)
     assert done.code == 0

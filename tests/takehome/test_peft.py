@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import pgfed as package
+import small_runs
 from takehome.test_frozen import OPTIONS, samples
 
 pytestmark = pytest.mark.nightly
@@ -38,7 +39,7 @@ def adapted(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 def test_only_adapters_and_head_travel(tmp_path: Path) -> None:
     x, y = samples()
-    result = package.run(
+    result = small_runs.run(
         (x, y), methods=["fedavg", "fedper"], model=adapted, out=tmp_path / "run", **OPTIONS
     )
     adapters, head = 2 * (6 + 20) + 2 * (20 + 20), 20 * 3 + 3

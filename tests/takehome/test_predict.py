@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-import pgfed as package
+import small_runs
 from cli.cli_tools import Done
 from pgfed.api import Result
 from takehome.pictures import CLASSES, pictures
@@ -139,7 +139,7 @@ def test_one_sample_without_its_leading_axis(pgfed: Command, tmp_path: Path) -> 
     x = np.random.default_rng(0).integers(0, 256, (60, 3, 12, 12), dtype=np.uint8)
     given = {"clients": 2, "min_samples": 5, "rounds": 1, "epochs": 1, "backend": "serial"}
     y = np.arange(60) % 2
-    package.run((x, y), methods=["fedavg"], out=tmp_path / "run", **given)
+    small_runs.run((x, y), methods=["fedavg"], out=tmp_path / "run", **given)
     file = "run/fedavg/seed-0/models/global.safetensors"
     np.save("one.npy", x[0])
     done = pgfed("predict", file, "one.npy")

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 import pgfed as package
+import small_runs
 from cli.cli_tools import Done
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +96,7 @@ def test_the_documented_walk(pgfed: Command, tmp_path: Path) -> None:
 def test_predictions_equal_those_of_the_model_in_memory(pgfed: Command, tmp_path: Path) -> None:
     """The run in this process, its files in the command line's hands."""
     runpy.run_path(str(ROOT / "examples/digits_to_folders.py"), run_name="__main__")
-    result = package.run(
+    result = small_runs.run(
         "folder:sites",
         methods=["pgfed"],
         rounds=3,

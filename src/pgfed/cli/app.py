@@ -13,27 +13,26 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from pgfed.cli.bench import register as register_bench
 from pgfed.cli.data import register as register_data
 from pgfed.cli.federation import register as register_federation
 from pgfed.cli.methods import register as register_methods
 from pgfed.cli.paper import register as register_paper
+from pgfed.cli.privacy import register as register_privacy
 from pgfed.cli.report import register as register_report
 from pgfed.cli.run import register as register_run
-from pgfed.cli.sweep import register as register_sweep
 from pgfed.cli.takehome import register as register_takehome
+from pgfed.cli.tuning import register as register_tuning
 from pgfed.errors import NOTES, Interrupted, UserError, one_line
 from pgfed.version import __version__
 
 app = typer.Typer(
     name="pgfed",
     help="Personalized federated learning: one model per client, and what each client gained.",
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for register in (
     register_run, register_methods, register_data, register_takehome, register_report,
-    register_sweep, register_paper, register_bench, register_federation,
+    register_tuning, register_paper, register_federation, register_privacy,
 ):  # fmt: skip
     register(app)
 
@@ -63,6 +62,10 @@ def _main(argv: list[str] | None) -> int:
         return _fail(str(interrupted), 130)
     except UserError as error:
         return _fail(str(error), 2)
+    except click.exceptions.NoArgsIsHelpError as error:  # a group without a command
+        if error.ctx is not None:
+            print(error.ctx.get_help())
+        return 0
     except click.ClickException as error:
         return _fail(_as_setting(error) or error.format_message(), 2)
     except KeyboardInterrupt:

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pgfed.cli.options import DataRoot, ExperimentFile, Settings
+from pgfed.cli.options import AsJson, DataRoot, ExperimentFile, Figures, Settings, drawn
 
 
 def register(app: typer.Typer) -> None:
     app.command()(datasets)
-    group = typer.Typer(help="Fetch data sets, and look at how they are divided among clients.")
+    group = typer.Typer(
+        help="Fetch data sets, and look at how they are divided among clients.",
+        no_args_is_help=True,
+    )
     group.command("fetch")(fetch)
     group.command("show")(show)
     group.command("schema")(schema)
     app.add_typer(group, name="data")
 
 
-def datasets(data_root: DataRoot = None) -> None:
+def datasets(data_root: DataRoot = None, as_json: AsJson = False) -> None:
     """List the data sets, and whether their files are there."""
     from pgfed.cli.terminal import experiment as screens
     from pgfed.config.experiment import data_root as default_root
     from pgfed.data import datasets as sources
 
     root = default_root(data_root)
-    screens.datasets(sources.describe(root), root)
+    found = sources.describe(root)
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        screens.datasets(found, root)
 
 
 def fetch(
@@ -48,10 +56,8 @@ def show(
     experiment: ExperimentFile = None,
     settings: Settings = None,
     data_root: DataRoot = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Also draw classes by client (.png, .svg or .pdf)."),
-    ] = None,
+    figures: Figures = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show how an experiment's data is divided among the clients."""
     from pgfed.config import experiment as experiments
@@ -63,11 +69,15 @@ def show(
 
     root = experiments.data_root(data_root)
     clients, _ = load_federation(loaded, root)
-    if figure is not None:
-        from pgfed.report.distribution import distribution_figure
+    for path in drawn(figures, "partition"):
+        from pgfed.report.images.distribution import distribution_figure
 
-        distribution_figure(clients, figure)
-    screens.clients(clients)
+        distribution_figure(clients, path)
+    if as_json:
+        classes = list(clients.class_names)
+        print(json.dumps({"class_names": classes, "clients": clients.table()}, indent=2))
+    else:
+        screens.clients(clients)
 
 
 def schema(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pgfed import modules
+from pgfed.cli.completion import complete_run, complete_setting
 
 ExperimentFile = Annotated[
     Path | None,
@@ -15,8 +16,23 @@ ExperimentFile = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. method.pgfed.mu=0.05."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        autocompletion=complete_setting,
+        help="Override a key, e.g. method.pgfed.mu=0.05; `pgfed settings` lists them.",
+    ),
 ]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="DIR", autocompletion=complete_run, help="A run folder.")
+]
+Figures = Annotated[
+    Path | None,
+    typer.Option(
+        "--figures", metavar="FOLDER", help="Also draw it, into this folder: PDF, PNG and SVG."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON, for programs.")]
 DataRoot = Annotated[
     Path | None,
     typer.Option(metavar="PATH", help="Where data sets lie; else $PGFED_DATA, else ./data."),
@@ -42,7 +58,7 @@ ModulePath = Annotated[
     list[Path] | None,
     typer.Option(
         "--module-path",
-        metavar="DIR",
+        metavar="FOLDER",
         callback=_search,
         help="Also find modules of your own here, after all others.",
     ),
@@ -55,6 +71,11 @@ AllowModule = Annotated[
         help="Import this module of your own where the folder or file names it.",
     ),
 ]
+
+
+def drawn(folder: Path | None, name: str) -> list[Path]:
+    """The files of one figure, where --figures asks for it."""
+    return [] if folder is None else [folder / f"{name}.{kind}" for kind in ("pdf", "png", "svg")]
 
 
 def allowed(names: list[str] | None) -> modules.Allowed:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgfed.cli.options import AllowModule, DataRoot, ExperimentFile, ModulePath, Quiet, allowed
+from pgfed.cli.options import (
+    AllowModule,
+    DataRoot,
+    ExperimentFile,
+    ModulePath,
+    Quiet,
+    Settings,
+    allowed,
+)
 from pgfed.errors import UserError
 from pgfed.modules import Allowed
 from pgfed.modules import allowed as allowing
@@ -35,15 +43,13 @@ Out = Annotated[
         help="The run folder of what is trained; by default runs/NAME, runs/NAME-2 ...",
     ),
 ]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the experiment."),
-]
 Smoke = Annotated[bool, typer.Option("--smoke", help="Small built-in data and a few rounds.")]
 
 
 def register(app: typer.Typer) -> None:
-    study = typer.Typer(help="The paper's experiments that are not plain runs.")
+    study = typer.Typer(
+        help="The paper's experiments that are not plain runs.", no_args_is_help=True
+    )
     study.command("explicit")(explicit)
     study.command("new-clients")(new_clients)
     app.add_typer(study, name="study")

@@ -1,13 +1,16 @@
-"""`pgfed report` and `pgfed watch`."""
+"""`pgfed report`, `pgfed watch` and `pgfed runs`."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from pgfed.cli.completion import complete_run
+from pgfed.cli.options import AsJson, RunFolder
 from pgfed.errors import UserError
 from pgfed.report import rendering as reports
 from pgfed.report.rendering import Format
@@ -17,10 +20,14 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command()(report)
     app.command()(watch)
+    app.command()(runs)
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", autocompletion=complete_run, help="Run folders."),
+    ],
     format: Annotated[
         Format, typer.Option("--format", help="A page, or its tables as text.")
     ] = Format.html,
@@ -32,24 +39,29 @@ def report(
             "standard output for tables.",
         ),
     ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="One table only (latex, md), as: results, clients."),
+    ] = None,
     figures: Annotated[
-        bool, typer.Option("--figures", help="Also write the figures as PNG and SVG files.")
-    ] = False,
+        Path | None,
+        typer.Option(
+            "--figures", metavar="FOLDER", help="Also draw all, into this folder: PDF, PNG and SVG."
+        ),
+    ] = None,
 ) -> None:
     """Say who gained, how much and with which method: one page, or tables for a paper."""
     groups = reports.read(folders)
-    text = reports.render(groups, format)
-    beside = folders[0] if len(folders) == 1 else Path()
+    text = reports.render(groups, format, table)
     if out is None and format is Format.html:
-        out = beside / "report.html"
+        out = (folders[0] if len(folders) == 1 else Path()) / "report.html"
     if out is None:
         sys.stdout.write(text)
     else:
         _write(out, text)
         print(f"Report: {out}")
-        beside = out.parent
-    if figures:
-        for path in reports.write_figures(groups, beside / "figures"):
+    if figures is not None:
+        for path in reports.write_figures(groups, figures):
             print(path, file=sys.stderr if out is None else sys.stdout)
 
 
@@ -64,11 +76,49 @@ def _write(path: Path, text: str) -> None:
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
+    folder: RunFolder,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Show it as a page in a browser on this machine.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="Of the page; 0: any that is free.")
+    ] = 8765,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print once how far it is, for scripts.")
+    ] = False,
 ) -> None:
     """Show how far a running experiment is, until it ends; once, where there is no terminal."""
-    from rich.console import Console
+    if serve and as_json:
+        raise UserError("--json: found with --serve; allowed: one of them")
+    if as_json:
+        from pgfed.results.folder.running import Watched
 
-    from pgfed.cli.terminal.watch import watch as follow
+        print(json.dumps(Watched(folder).standing().as_json(), indent=2, allow_nan=False))
+    elif serve:
+        from pgfed.report.pages.live import serve as serve_page
 
-    follow(folder, Console())
+        serve_page(folder, port, lambda line: print(line, flush=True))
+    else:
+        from rich.console import Console
+
+        from pgfed.cli.terminal.watch import watch as follow
+
+        follow(folder, Console())
+
+
+def runs(
+    place: Annotated[
+        Path,
+        typer.Argument(metavar="[FOLDER]", help="Where to look for run folders, also deeper."),
+    ] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List runs, the newest first: data, methods, how far they are, and what came out."""
+    from pgfed.cli.terminal.runs import show
+    from pgfed.results.listing import listed
+
+    found = listed(place)
+    if as_json:
+        print(json.dumps([run.as_json() for run in found], indent=2))
+    else:
+        show(found, place)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pgfed.cli.completion import complete_method
 from pgfed.cli.options import (
     AllowModule,
     DataRoot,
     ExperimentFile,
     ModulePath,
     Quiet,
+    RunFolder,
     Settings,
     SkipBad,
     TensorBoard,
@@ -41,6 +43,20 @@ def run(
         typer.Option(
             metavar="DIR", help="The run folder; by default runs/NAME, or runs/NAME-2 and so on."
         ),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="How many rounds of training.")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="M1,M2,...",
+            autocompletion=complete_method,
+            help="Which to run, by their names in `pgfed methods`.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="S1,S2,...", help="Each runs all methods once.")
     ] = None,
     settings: Settings = None,
     data_root: DataRoot = None,
@@ -71,6 +87,13 @@ def run(
     go_on: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")
     ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD/SEED",
+            help="Run this alone, into --out, which other processes fill with the rest.",
+        ),
+    ] = None,
     tensorboard: TensorBoard = False,
     module_path: ModulePath = None,
 ) -> None:
@@ -78,9 +101,20 @@ def run(
     from pgfed.config import experiment as experiments
 
     _hush(quiet)
-    loaded = experiments.load(experiment, _set(settings, device, keep, skip_bad), smoke=smoke)
+    given = {
+        "rounds": rounds,
+        "methods": None if methods is None else json.dumps(_listed(methods)),
+        "seeds": None if seeds is None else _numbers(seeds),
+        "engine.device": device,
+        "output.keep": keep,
+        "data.skip_bad": "true" if skip_bad else None,
+    }
+    named = [f"{key}={value}" for key, value in given.items() if value is not None]
+    loaded = experiments.load(experiment, [*(settings or []), *named], smoke=smoke)
     if start_from is not None:
         loaded = replace(loaded, start_from=str(start_from))
+    if tensorboard:
+        loaded = _with_tensorboard(loaded)
     root = experiments.data_root(data_root)
 
     from pgfed.engine.setup import prepare
@@ -88,7 +122,10 @@ def run(
     from pgfed.results.folder.writer import check_same
 
     if dry:
-        _dry_run(prepare(loaded, root))
+        _dry_run(prepare(loaded, root), as_json)
+        return
+    if only is not None:
+        _run_only(only, prepare(loaded, root), out, quiet=quiet, as_json=as_json)
         return
     if go_on and out is None:
         raise UserError("--resume: say which run with --out DIR (or use `pgfed resume DIR`)")
@@ -97,19 +134,24 @@ def run(
     setup = prepare(loaded, root)
     if going_on:
         check_same(setup.experiment, folder)
-    _execute(setup, folder, resume=going_on, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
+    _execute(setup, folder, resume=going_on, quiet=quiet, as_json=as_json)
 
 
-def _dry_run(setup: Setup) -> None:
+def _dry_run(setup: Setup, as_json: bool) -> None:
     from pgfed.cli.terminal import experiment as screens
     from pgfed.tuning import cost as estimate
 
     estimates = estimate.estimate(setup)
+    if as_json:
+        memory = estimate.memory(setup, estimates)
+        methods = [asdict(each) for each in estimates]
+        print(json.dumps({"memory_bytes": memory, "methods": methods}, indent=2))
+        return
     screens.dry_run(setup, estimates, estimate.memory(setup, estimates))
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    folder: RunFolder,
     rounds: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Go on for longer, where the run kept its state."),
@@ -129,8 +171,10 @@ def resume(
     experiment = experiments.to_go_on(folder, allowed(allow_module))
     if rounds is not None:
         experiment = _longer(experiment, rounds)
+    if tensorboard:
+        experiment = _with_tensorboard(experiment)
     setup = prepare(experiment, experiments.data_root(data_root))
-    _execute(setup, folder, resume=True, tensorboard=tensorboard, quiet=quiet, as_json=as_json)
+    _execute(setup, folder, resume=True, quiet=quiet, as_json=as_json)
 
 
 def _longer(experiment: Experiment, rounds: int) -> Experiment:
@@ -142,23 +186,49 @@ def _longer(experiment: Experiment, rounds: int) -> Experiment:
     return replace(experiment, rounds=rounds)
 
 
+def _with_tensorboard(experiment: Experiment) -> Experiment:
+    from pgfed.config.tables import TENSORBOARD
+
+    told = list(dict.fromkeys([*experiment.output.callbacks, TENSORBOARD]))
+    return replace(experiment, output=replace(experiment.output, callbacks=told))
+
+
 def _hush(quiet: bool) -> None:
     if quiet:
         NOTES.setLevel(logging.ERROR)
 
 
-def _set(
-    settings: list[str] | None, device: str | None, keep: str | None, skip_bad: bool
-) -> list[str]:
-    """What --set says, and the keys that have an option of their own."""
-    skip = "true" if skip_bad else None
-    named = {"engine.device": device, "output.keep": keep, "data.skip_bad": skip}
-    given = [f"{key}={value}" for key, value in named.items() if value is not None]
-    return [*(settings or []), *given]
+def _listed(text: str) -> list[str]:
+    """What stands between commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(text: str) -> str:
+    found = _listed(text)
+    for part in found:
+        if not (part.isascii() and part.isdecimal()):
+            raise UserError(f"--seeds: found {part!r}; allowed: whole numbers, as 0,1,2")
+    return f"[{', '.join(str(int(part)) for part in found)}]"
+
+
+def _run_only(only: str, setup: Setup, out: Path | None, *, quiet: bool, as_json: bool) -> None:
+    """One method and seed, into a folder that others fill at the same time."""
+    from pgfed.results.folder.jobs import job_of
+
+    if out is None:
+        raise UserError("--only: say into which folder with --out DIR")
+    job = job_of(setup.experiment, only)
+    _execute(setup, out, resume=False, quiet=quiet, as_json=as_json, only=job)
 
 
 def _execute(
-    setup: Setup, folder: Path, *, resume: bool, tensorboard: bool, quiet: bool, as_json: bool
+    setup: Setup,
+    folder: Path,
+    *,
+    resume: bool,
+    quiet: bool,
+    as_json: bool,
+    only: tuple[str, int] | None = None,
 ) -> None:
     from pgfed.api import run_setup
     from pgfed.cli.terminal import experiment as screens
@@ -168,14 +238,19 @@ def _execute(
 
     experiment = setup.experiment
     runs = len(setup.methods) * len(experiment.seeds)
-    progress = progress_for(sys.stderr, runs, experiment.rounds, quiet=quiet)
+    shown = runs if only is None else 1
+    progress = progress_for(sys.stderr, shown, experiment.rounds, quiet=quiet)
     try:
         with progress:
-            result = run_setup(setup, folder, progress, resume=resume, tensorboard=tensorboard)
+            result = run_setup(setup, folder, progress, resume=resume, only=only)
     except KeyboardInterrupt:
         raise layout.interrupted(progress.where(), folder) from None
-    page = reports.write_page(folder) if reports.possible() else None
+    whole = sum(map(len, result.data.runs.values())) == runs
+    page = reports.write_page(folder) if whole and reports.possible() else None
     if as_json:
         print(json.dumps(result.summary, indent=2))
+    elif not whole and only is not None and not quiet:
+        done = len(result.summary)
+        print(f"{only[0]}, seed {only[1]}: done; {folder} has {done} of {runs} runs")
     elif not quiet:
         screens.outcomes(result.data, page)

@@ -1,4 +1,4 @@
-"""`pgfed evaluate`, `predict`, `export`, `onboard` and `why`. torch is imported on use."""
+"""`pgfed evaluate`, `predict`, `export`, `onboard`, `personalize`, `why`. torch comes on use."""
 
 from __future__ import annotations
 
@@ -11,15 +11,25 @@ from typing import Annotated
 
 import typer
 
-from pgfed.cli.options import AllowModule, DataRoot, ModulePath, SkipBad, allowed
+from pgfed.cli.completion import complete_method
+from pgfed.cli.options import (
+    AllowModule,
+    AsJson,
+    DataRoot,
+    Figures,
+    ModulePath,
+    RunFolder,
+    SkipBad,
+    allowed,
+    drawn,
+)
 from pgfed.errors import UserError
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 ModelFile = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="A model file, .../models/north.safetensors, or a run folder with --client.",
+        help="A model file, .../models/north.safetensors, or a run folder (DIR) with --client.",
     ),
 ]
 OfClient = Annotated[
@@ -27,15 +37,21 @@ OfClient = Annotated[
     typer.Option(metavar="NAME", help="Of a run folder: whose model."),
 ]
 OfMethod = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of a run folder: by default the only method.")
+    str | None,
+    typer.Option(
+        metavar="METHOD",
+        autocompletion=complete_method,
+        help="Of a run folder: by default the only method.",
+    ),
 ]
 Client = Annotated[str, typer.Option(metavar="NAME", help="The client's name, or its number.")]
-Method = Annotated[str | None, typer.Option(metavar="NAME", help="One method; by default all.")]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="By default the first.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
-Figure = Annotated[
-    Path | None, typer.Option(metavar="PATH", help="Also draw it (.png, .svg or .pdf).")
+Method = Annotated[
+    str | None,
+    typer.Option(
+        metavar="METHOD", autocompletion=complete_method, help="One method; by default all."
+    ),
 ]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="By default the first.")]
 
 
 class Format(StrEnum):
@@ -46,12 +62,12 @@ class Format(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    for command in (evaluate, predict, export, onboard, why):
+    for command in (evaluate, predict, export, onboard, personalize, why):
         app.command()(command)
 
 
 def evaluate(
-    run: Run,
+    run: RunFolder,
     client: Annotated[
         str | None, typer.Option(metavar="NAME", help="The client's name, or its number.")
     ] = None,
@@ -219,22 +235,24 @@ def export(
 
 
 def onboard(
-    run: Run,
+    run: RunFolder,
     data: Annotated[
         str, typer.Option(metavar="DATA", help="The new site's data, KIND:PATH (npz, folder, ...).")
     ],
     method: Method = None,
     seed: Seed = None,
-    epochs: Annotated[int, typer.Option(min=1, max=10_000, help="Of fine-tuning, at most.")] = 20,
+    epochs: Annotated[
+        int, typer.Option(metavar="N", min=1, max=10_000, help="Of fine-tuning, at most.")
+    ] = 20,
     lr: Annotated[
         float | None, typer.Option(help="Learning rate; by default the run's train.lr.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="By default onboarded/NAME of the run.")
+        Path | None, typer.Option(metavar="FOLDER", help="By default onboarded/NAME of the run.")
     ] = None,
     data_root: DataRoot = None,
     skip_bad: SkipBad = False,
-    figure: Figure = None,
+    figures: Figures = None,
     as_json: AsJson = False,
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
@@ -260,22 +278,67 @@ def onboard(
         allowed=allowed(allow_module),
     )
     onboarding.write(found, place)
-    if figure is not None:
-        onboarding.figure(found, figure)
+    for path in drawn(figures, "onboarding"):
+        onboarding.figure(found, path)
     if as_json:
         print(json.dumps(found.as_json(), indent=2))
     else:
         screens.onboarding(found, str(place))
 
 
+def personalize(
+    run: RunFolder,
+    method: Method = None,
+    seed: Seed = None,
+    blend: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share of the own model, where clients have one."),
+    ] = 0.5,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write the models, into a new folder.")
+    ] = None,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+    module_path: ModulePath = None,
+    allow_module: AllowModule = None,
+) -> None:
+    """Put each client's own class shares on the models of a finished run (frame = serving)."""
+    from pgfed.cli.terminal import takehome as screens
+    from pgfed.config.experiment import data_root as default_root
+    from pgfed.results.folder.reader import load
+    from pgfed.takehome import personalize as personalizing
+
+    found = personalizing.personalize(
+        load(run),
+        method=method,
+        seed=seed,
+        blend=blend,
+        data_root=default_root(data_root),
+        allowed=allowed(allow_module),
+    )
+    if out is not None:
+        if out.exists():
+            raise UserError(f"--out: {out} is there already; allowed: a new folder")
+        personalizing.write(found, out)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        screens.personalized(found)
+
+
 def why(
-    run: Run,
+    run: RunFolder,
     client: Client,
     method: Annotated[
-        str | None, typer.Option(metavar="NAME", help="By default the first PGFed method.")
+        str | None,
+        typer.Option(
+            metavar="METHOD",
+            autocompletion=complete_method,
+            help="By default the first PGFed method.",
+        ),
     ] = None,
     seed: Seed = None,
-    figure: Figure = None,
+    figures: Figures = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which clients' risks a client's model weighed most."""
@@ -284,8 +347,8 @@ def why(
     from pgfed.takehome import influence as reasons
 
     found = reasons.why(load(run), client, method=method, seed=seed)
-    if figure is not None:
-        reasons.figure(found, figure)
+    for path in drawn(figures, "why"):
+        reasons.figure(found, path)
     if as_json:
         print(json.dumps(found.as_json(), indent=2))
     else:

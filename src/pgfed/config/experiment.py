@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from pgfed.modules import Allowed
 if TYPE_CHECKING:
     from pgfed.methods.contract import Algorithm
 
-LAST = 10  # rounds, the last ones, that are always scored: every table leads with their mean
+LAST = 10  # rounds, the last ones, that are always scored
 FILE = "experiment.toml"  # in a run folder
 MAX_FILE = 1_000_000  # bytes; a file beyond this is not an experiment
 IN_MEMORY = "memory"  # data.dataset of a run on arrays that were passed from Python
@@ -63,6 +63,9 @@ def own_names(experiment: Experiment) -> Iterator[tuple[str, str]]:
     for at, table in {"train": {"augment": experiment.train.augment}, **experiment.method}.items():
         if ":" in str(table.get("augment", "")):
             yield "train.augment" if at == "train" else f"method.{at}.augment", table["augment"]
+    for name in experiment.output.callbacks:
+        if ":" in name:
+            yield "output.callbacks", name
     for name in dict.fromkeys(map(experiment.base, [*experiment.methods, *experiment.method])):
         if ":" in name:
             yield "methods", name
@@ -132,10 +135,11 @@ def _folder_name(text: str) -> str:
 
 def make_methods(experiment: Experiment) -> tuple[dict[str, Algorithm], Experiment]:
     """folder -> method, and the experiment with every field of the methods it runs spelled out."""
-    from pgfed.config.settings import make
+    from pgfed.config.settings import PERSONAL, PLAIN, make, with_general
 
     made: dict[str, Algorithm] = {}
     tables: dict[str, dict[str, Any]] = {}
+    skipped: dict[str, dict[str, str]] = {}  # key of [personal] -> method -> why
     run = {algorithms.folder(name): name for name in experiment.methods}
     # A table of a method that is not run is checked too: a misspelt key in it is still a mistake.
     for folder in [*run, *(name for name in experiment.method if name not in run)]:
@@ -144,17 +148,58 @@ def make_methods(experiment: Experiment) -> tuple[dict[str, Algorithm], Experime
         own = {}
         if BASE in table:  # a variant differs from its base in what its table says, and only there
             own = {BASE: base}
-            table = {**experiment.method.get(algorithms.folder(base), {}), **table}
+            general = experiment.method.get(algorithms.folder(base), {})
+            both = [t[PERSONAL] for t in (general, table) if isinstance(t.get(PERSONAL), dict)]
+            table = {**general, **table}
+            if len(both) == 2:
+                table[PERSONAL] = both[0] | both[1]
             del table[BASE]
         method, complete = make(algorithms.get(base), table, experiment.train, f"method.{folder}")
         if folder in run:
+            said = table.get(PERSONAL, {})
+            method, without = with_general(method, experiment.personal, said)
+            for key, reason in without.items():
+                skipped.setdefault(key, {})[folder] = reason
+            if said or experiment.personal != PLAIN:
+                complete[PERSONAL] = asdict(method.personal)
             made[folder], tables[folder] = method, {**own, **complete}
             if method.plain_sgd and method.train.optimizer != "sgd":
                 NOTES.warning(
                     f"{folder}: was derived for SGD ({method.plain_sgd}), and runs with "
                     f"{method.train.optimizer}"
                 )
+    _say_skipped(skipped, made)
+    apart = [name for name, m in made.items() if m.role == "method" and not m.averages]
+    if experiment.server.optimizer != "none" and apart:
+        NOTES.warning(
+            f"server.optimizer = {experiment.server.optimizer!r} is not for {', '.join(apart)}: "
+            "there the server's model is not the mean of a round's models"
+        )
     return made, replace(experiment, method=tables)
+
+
+def _say_skipped(skipped: Mapping[str, Mapping[str, str]], methods: dict[str, Algorithm]) -> None:
+    """For whom a key of [personal] makes no sense; of baselines nobody would expect it."""
+    for key, reasons in skipped.items():
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in reasons.items():
+            if methods[name].role == "method":
+                by_reason.setdefault(reason, []).append(name)
+        if by_reason:
+            text = "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items())
+            NOTES.warning(f"personal.{key}: not for {text}")
+    unseen = [
+        name
+        for name, method in methods.items()
+        if method.personal.frame == "serving"
+        and method.personal_from == "own"
+        and method.personal.blend == 1
+    ]
+    if unseen:
+        NOTES.warning(
+            "personal.frame: 'serving' corrects the global side of a blend, and with "
+            f"personal.blend = 1 there is none: nothing changes for {', '.join(unseen)}"
+        )
 
 
 def _smoke(name: str) -> str:

@@ -150,14 +150,29 @@ def _explain(model: type[BaseModel], errors: Sequence[Any], at: str) -> UserErro
     if error["type"] == "extra_forbidden":
         table = _join(at, *tables)
         return unknown_key(str(key), table, list(_model(model, tables).model_fields), dotted(model))
-    names = [part for part in error["loc"] if isinstance(part, str)]
+    place = _place(model, error["loc"])
+    names = [part for part in place if isinstance(part, str)]
     field = _model(model, names[:-1]).model_fields.get(names[-1])
     what = "a table" if field is None else allowed(field.annotation, field.metadata)
     options = _options(field.annotation) if field and isinstance(error["input"], str) else []
     near = difflib.get_close_matches(error["input"], options, n=1, cutoff=0.5) if options else []
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    where = _join(at, *error["loc"])
+    where = _join(at, *place)
     return UserError(f"{where}: found {shown(error['input'])}{hint}; allowed: {what}")
+
+
+def _place(model: type[BaseModel], place: Sequence[Any]) -> Sequence[Any]:
+    """Of a key that may hold one kind of number or a word, without the kind that was tried."""
+    for depth, name in enumerate(place):
+        field = _model(model, place[:depth]).model_fields.get(name)
+        kinds = () if field is None else get_args(field.annotation)
+        if any(get_origin(kind) is Literal for kind in kinds) and float in map(_bare, kinds):
+            return place[: depth + 1]
+    return place
+
+
+def _bare(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _options(annotation: Any) -> list[str]:

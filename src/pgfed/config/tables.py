@@ -13,15 +13,17 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
+from pgfed.config.privacy import Privacy
 from pgfed.config.schema import shown
 from pgfed.data import OWN
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
-from pgfed.methods.settings import TrainConfig
+from pgfed.methods.settings import PersonalConfig, TrainConfig
 from pgfed.model.metrics import BY_KIND
 
 FORMAT: Literal[2] = 2  # of experiment files and run folders; those without a number are 0.1's
 DEFAULT_COHORT = 0.25
+TENSORBOARD = "tensorboard"  # the callback that comes with pgfed
 BASE = "base"  # the key of a [method.NAME] that makes NAME a variant of another method
 
 Count = Annotated[int, Ge(1), Le(1_000_000)]
@@ -35,17 +37,20 @@ class Data:
     dataset: Annotated[str, f"a name of `pgfed datasets`, {', '.join(OWN)}"] = "digits"
     clients: Annotated[
         Annotated[int, Ge(1), Le(10_000_000)] | None,
-        "as many as the data names, otherwise 20",
+        "how many; by default as many as the data names, otherwise 20",
     ] = None
     partition: Annotated[
         Literal["dirichlet", "dirichlet-plain", "classes", "iid", "domain", "given"] | None,
-        "given where the data names each sample's client or site, otherwise dirichlet",
+        "who holds which samples; by default given where the data names each one's client or site, "
+        "otherwise dirichlet",
     ] = None
     alpha: Annotated[float, Gt(0), "concentration of the Dirichlet partitions"] = 0.3
-    classes_per_client: Annotated[Count, "of the partition by classes"] = 2
-    test_share: Annotated[float, Ge(0), Lt(1), "overridden by a split in the data"] = 0.25
+    classes_per_client: Annotated[Count, "how many a client has, in the partition by classes"] = 2
+    test_share: Annotated[
+        float, Ge(0), Lt(1), "of each client's samples, to test on; a split in the data goes first"
+    ] = 0.25
     validation_share: Annotated[
-        float, Ge(0), Lt(1), "of each client's training data; overridden likewise"
+        float, Ge(0), Lt(1), "of each client's training data, to choose on; likewise"
     ] = 0.0
     min_samples: Annotated[
         int, Ge(0), Le(10**9), "redraw the partition until each client has that many"
@@ -56,13 +61,15 @@ class Data:
         Lt(1),
         "share of the clients, the last ones, that take no part: they join after the training",
     ] = 0.0
-    seed: Annotated[Seed, "of the partition and of the split"] = 1
+    seed: Annotated[Seed, "that partition and split are drawn with"] = 1
     image_size: Annotated[
         Annotated[int, Ge(1), Le(4096)] | None, "for folders of images: resize to this square"
     ] = None
     skip_bad: Annotated[bool, "leave out files and rows that cannot be used"] = False
-    schema: Annotated[str | None, "of tables (csv, parquet): a TOML file"] = None
-    schema_sha256: Annotated[str | None, "of that file, as it was when this ran"] = None
+    schema: Annotated[
+        str | None, "of tables (csv, parquet): the TOML file that `pgfed data schema` proposes"
+    ] = None
+    schema_sha256: Annotated[str | None, "of the schema's file, as it was when this ran"] = None
     stratify: Annotated[
         Literal["auto"] | bool,
         "each class divided alike between training and test; auto: where each has enough samples",
@@ -83,11 +90,13 @@ class Task:
 
     kind: Annotated[
         str,
-        "classes, binary, multilabel, regression, segmentation or package.module:Objective",
+        "what is predicted: classes, binary, multilabel, regression, segmentation or "
+        "package.module:Objective",
     ] = "classes"
     metric: Annotated[
         str | None,
-        "the primary one, which all else follows; accuracy, auc, auc, r2, dice by default",
+        "the primary one, which all else follows; by default accuracy (classes), auc (binary, "
+        "multilabel), r2 (regression), dice (segmentation)",
     ] = None
     metrics: Annotated[
         list[str] | None, "also scored of the kept models, per client; a set by default"
@@ -101,9 +110,10 @@ class Task:
     ] = "none"
     target_means: Annotated[
         list[float] | None,
-        "of regression: targets are standardised by these; of all training data in a simulation",
+        "of regression: the means that targets are standardised by; in a simulation those of all "
+        "training data",
     ] = None
-    target_scales: Annotated[list[float] | None, "likewise"] = None
+    target_scales: Annotated[list[float] | None, "of regression: likewise, their scales"] = None
 
     def __post_init__(self) -> None:
         if ":" not in self.kind and self.kind not in BY_KIND:
@@ -141,21 +151,29 @@ class Model:
 class Engine:
     """Where the clients' work is done, and what becomes of their replies."""
 
-    backend: Annotated[Literal["serial", "process", "ray"], "where clients are trained"] = "process"
-    workers: Annotated[int, Ge(0), Le(1024), "0: one per core"] = 0
-    address: Annotated[str, "of a Ray cluster; empty: one of our own, on this machine"] = ""
-    device: Annotated[str, "cpu, cuda, mps or xpu"] = "cpu"
+    backend: Annotated[
+        Literal["serial", "process", "ray"],
+        "where clients are trained: in this process, in worker processes, on Ray",
+    ] = "process"
+    workers: Annotated[int, Ge(0), Le(1024), "processes that train clients; 0: one per core"] = 0
+    address: Annotated[str, "of a Ray cluster; empty: one of its own, on this machine"] = ""
+    device: Annotated[str, "that computes: cpu, cuda, mps or xpu"] = "cpu"
     aggregation: Annotated[
         Literal["mean", "median", "trimmed-mean", "krum", "norm-clip"],
         "how replies become one; all but mean withstand a share of attackers",
     ] = "mean"
+    availability: Annotated[
+        float, Gt(0), Le(1), "share of the drawn clients that answer; the others are away"
+    ] = 1.0
     attackers: Annotated[
         float, Gt(0), Lt(0.5), "the share that trimmed-mean and krum reckon with"
     ] = 0.2
     max_update_norm: Annotated[
         Annotated[float, Gt(0)] | None, "replies whose step or gradient is longer are dropped"
     ] = None
-    checkpoint_every: Annotated[Count, "rounds; the last one is always saved"] = 1
+    checkpoint_every: Annotated[
+        Count, "rounds from checkpoint to checkpoint; the last one is always saved"
+    ] = 1
     state_memory: Annotated[
         str, "clients' states in memory, as 512MiB; what is beyond goes to disk"
     ] = "2GiB"
@@ -177,13 +195,28 @@ class Engine:
 
 
 @dataclass(frozen=True)
+class Server:
+    """How the server's model follows the mean of a round's replies."""
+
+    optimizer: Annotated[
+        Literal["none", "momentum", "adam"], "none: the mean itself; FedAvgM, FedAdam"
+    ] = "none"
+    lr: Annotated[
+        Annotated[float, Gt(0)] | None, "its step; by default 1 with momentum, 0.01 with adam"
+    ] = None
+    beta: Annotated[float, Ge(0), Lt(1), "momentum; of adam beta_1"] = 0.9
+    beta_2: Annotated[float, Ge(0), Lt(1), "of adam's squares"] = 0.99
+    tau: Annotated[float, Gt(0), "of adam: how far it adapts; 1e-3 to 1e-1"] = 1e-3
+
+
+@dataclass(frozen=True)
 class Attack:
     """Some clients simulate an attack: scores are then those of the honest ones."""
 
     kind: Annotated[
-        Literal["none", "sign-flip", "scale", "label-flip", "noise"], "what they do"
+        Literal["none", "sign-flip", "scale", "label-flip", "noise"], "what the attackers do"
     ] = "none"
-    share: Annotated[float, Gt(0), Lt(1), "of the clients"] = 0.2
+    share: Annotated[float, Gt(0), Lt(1), "of the clients that attack"] = 0.2
     strength: Annotated[float, Gt(0), Le(1e6), "how much longer the false update is"] = 10.0
 
 
@@ -191,16 +224,25 @@ class Attack:
 class Output:
     """What the run folder keeps."""
 
-    models: Annotated[Literal["all", "last", "none"], "of every seed, of the last one, or none"] = (
-        "all"
-    )
+    models: Annotated[
+        Literal["all", "last", "none"],
+        "which are kept: those of every seed, of the last one, or none",
+    ] = "all"
     keep: Annotated[
         Literal["last", "best"],
-        "of which round: the last one, or the one with the best mean score on validation data",
+        "models of which round: the last, or the one with the best mean score on validation data",
     ] = "last"
     keep_state: Annotated[
         bool, "keep what is needed to go on for more rounds (`pgfed resume DIR --rounds N`)"
     ] = False
+    callbacks: Annotated[
+        list[str], "who is told of each round: tensorboard, or package.module:Class of your own"
+    ] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name in self.callbacks:
+            if name != TENSORBOARD and ":" not in name:
+                raise unknown("output.callbacks", name, [TENSORBOARD, "package.module:Class"])
 
 
 DEFAULT_METHODS = ("local", "alone", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce")
@@ -210,12 +252,16 @@ DEFAULT_METHODS = ("local", "alone", "fedavg", "fedavg-local", "pgfed", "pgfed-m
 class Experiment:
     """A whole experiment file."""
 
-    format: Annotated[Literal[1, 2], "of the file: 1 has the defaults of 0.1"] = FORMAT
-    name: Annotated[str, "by default named after the data"] = "digits"
+    format: Annotated[
+        Literal[1, 2], "of this file; 1, and a file without it, has the defaults of 0.1"
+    ] = FORMAT
+    name: Annotated[
+        str, "of the experiment, and of its folder in runs/; by default named after the data"
+    ] = "digits"
     seeds: Annotated[list[Seed], MinLen(1), "each runs all methods once"] = field(
         default_factory=lambda: [0]
     )
-    rounds: Annotated[Count, "of training"] = 40
+    rounds: Annotated[Count, "of training, in each of which a cohort of clients takes part"] = 40
     cohort: Annotated[
         Annotated[float, Gt(0), Le(1)] | None,
         "share of the clients drawn per round: 0.25, or 1.0 where the data names fewer than ten",
@@ -223,7 +269,9 @@ class Experiment:
     methods: Annotated[
         list[str], MinLen(1), "names of `pgfed methods`, of a [method.NAME], package.module:Class"
     ] = field(default_factory=lambda: list(DEFAULT_METHODS))
-    evaluate_every: Annotated[Count, "rounds; the last ten are always scored"] = 1
+    evaluate_every: Annotated[
+        Count, "all models are scored every so many rounds, and in each of the last ten"
+    ] = 1
     start_from: Annotated[
         str | None, "the folder of an earlier run: each client begins with its own model of it"
     ] = None
@@ -231,7 +279,10 @@ class Experiment:
     task: Task = field(default_factory=Task)
     model: Model = field(default_factory=Model)
     train: TrainConfig = field(default_factory=TrainConfig)
+    personal: PersonalConfig = field(default_factory=PersonalConfig)
     method: dict[str, dict[str, Any]] = field(default_factory=dict)
+    privacy: Privacy = field(default_factory=Privacy)
+    server: Server = field(default_factory=Server)
     engine: Engine = field(default_factory=Engine)
     attack: Attack = field(default_factory=Attack)
     output: Output = field(default_factory=Output)
@@ -242,6 +293,9 @@ class Experiment:
         if len(set(self.seeds)) < len(self.seeds):
             raise UserError(f"seeds: found {shown(self.seeds)}; allowed: each seed once")
         self._check_methods()
+        for name in self.privacy.without:
+            if name not in self.methods:
+                raise unknown("privacy.without", name, self.methods)
 
     def _check_methods(self) -> None:
         own = {algorithms.folder(name) for name in self.methods if ":" in name}

@@ -244,13 +244,17 @@ def _office_home(
     )
 
 
-def _heart_disease(root: Path | None) -> Dataset:
+def _heart_disease(
+    root: Path | None,
+    name: str = "heart-disease",
+    read: Callable[[Path], heart_disease.Arrays] = heart_disease.read,
+) -> Dataset:
     place = root or Path()
     missing = next((path for path in heart_disease.paths(place) if not path.is_file()), None)
     if root is None or missing is not None:
         raise _missing("heart-disease", missing or heart_disease.FOLDER, root)
-    arrays: dict[str, Any] = dict(heart_disease.read(root))
-    return Dataset.from_arrays("heart-disease", **arrays, class_names=heart_disease.CLASSES)
+    arrays: dict[str, Any] = dict(read(root))
+    return Dataset.from_arrays(name, **arrays, class_names=heart_disease.CLASSES)
 
 
 @dataclass(frozen=True)
@@ -334,6 +338,17 @@ _SOURCES = {
         samples=740,
         files="heart-disease/",
         read=_heart_disease,
+        present=lambda root: (
+            root is not None and all(p.is_file() for p in heart_disease.paths(root))
+        ),
+    ),
+    "heart-disease-ranges": _Source(
+        what="the same, scaled by public ranges: for training with privacy",
+        shape=(13,),
+        classes=2,
+        samples=740,
+        files="heart-disease/",
+        read=lambda root: _heart_disease(root, "heart-disease-ranges", heart_disease.read_ranges),
         present=lambda root: (
             root is not None and all(p.is_file() for p in heart_disease.paths(root))
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,7 +22,7 @@ from pgfed.data.tables.preparation import prepared
 from pgfed.data.tables.schema import Schema
 from pgfed.errors import NOTES
 
-__all__ = ["PIXEL_SCALE", "Federation", "Shard", "build", "build_seat"]
+__all__ = ["PIXEL_SCALE", "Federation", "Shard", "build", "build_seat", "name_keys"]
 
 # Pixels 0..255 are divided by this, and 1 is subtracted: -1..1.
 PIXEL_SCALE = 127.5
@@ -33,6 +34,7 @@ class Shard:
 
     x: Tensor  # images N x H x W x C, others N x anything; uint8, float32 or int64
     y: Tensor
+    group: Tensor | None = None  # whose a sample is; those of one patient are never divided
 
     def __len__(self) -> int:
         return len(self.y)
@@ -55,7 +57,18 @@ class Shard:
 
     def rows(self, start: int, stop: int) -> Shard:
         """The samples from `start` up to `stop`, as a view."""
-        return Shard(self.x[start:stop], self.y[start:stop])
+        group = None if self.group is None else self.group[start:stop]
+        return Shard(self.x[start:stop], self.y[start:stop], group)
+
+    def only(self, index: Tensor) -> Shard:
+        """These samples, as a copy."""
+        group = None if self.group is None else self.group[index.to(self.group.device)]
+        return Shard(self.x[index], self.y[index], group)
+
+    def cut(self, at: Callable[[int], int]) -> tuple[Shard, Shard]:
+        """The samples before a place, and the rest; ``at`` says the place for so many samples."""
+        place = at(len(self))
+        return self.rows(0, place), self.rows(place, len(self))
 
     def class_counts(self, classes: int) -> Tensor:
         """How many samples of each class, as int64; for classes only."""
@@ -83,6 +96,8 @@ class Federation:
     fitted: tuple[Schema, ...] | None = None  # and how each client's inputs were made
     keys: Ints | None = None  # the clients' in random draws; None: their numbers
     stratified: int = 0  # clients whose classes are divided alike
+    # Whose each sample is, as a number: rows of one patient. No two clients have one in common.
+    group: Ints | None = None
 
     @classmethod
     def from_arrays(
@@ -132,14 +147,22 @@ class Federation:
     def _part(self, client: int, part: int) -> Shard:
         if not 0 <= client < len(self.bounds):
             raise IndexError(f"client {client} of {len(self.bounds)}")
+        return self._all.rows(*self.bounds[client, part : part + 2].tolist())
+
+    @property
+    def _all(self) -> Shard:
+        group = None if self.group is None else torch.from_numpy(self.group)
+        return Shard(self.x, self.y, group)
+
+    def groups(self, client: int, part: int = 0) -> Ints | None:
+        """The groups of a client's training samples; of its test samples, ``part`` = 2."""
         start, stop = self.bounds[client, part : part + 2].tolist()
-        return Shard(self.x[start:stop], self.y[start:stop])
+        return None if self.group is None else self.group[start:stop]
 
     def pooled(self) -> Shard:
         """Everybody's training data, as one client would hold it."""
         parts = [torch.arange(start, stop) for start, stop in self.bounds[:, :2].tolist()]
-        index = torch.cat(parts).to(self.x.device)
-        return Shard(self.x[index], self.y[index])
+        return self._all.only(torch.cat(parts).to(self.x.device))
 
     def example(self) -> Tensor:
         """Two inputs as batches have them, for a model to be tried on: the first training samples.
@@ -206,6 +229,7 @@ class Federation:
             client_labels=None if self.client_labels is None else self.client_labels[first:last],
             fitted=None if self.fitted is None else self.fitted[first:last],
             keys=None if self.keys is None else self.keys[first:last],
+            group=None if self.group is None else self.group[start:stop],
         )
 
     def share_memory_(self) -> Federation:
@@ -286,11 +310,9 @@ def build(
     if partition == "given" and dataset.client is not None:
         labels = np.unique(dataset.client).astype(np.str_)
     numbers = np.arange(len(parts))
-    keys = numbers
-    if labels is not None and by_name:
-        keys = np.array([name_key(str(label)) for label in labels], dtype=np.int64)
+    keys = None if labels is None or not by_name else name_keys(labels)
     names = numbers if labels is None else labels
-    order, bounds = split(dataset, parts, rules, keys, names)
+    order, bounds = split(dataset, parts, rules, numbers if keys is None else keys, names)
     made = _made(dataset, order, bounds)
     counts = made.counts()
     stratified = 0
@@ -301,32 +323,41 @@ def build(
         stratified=stratified,
         domains=_client_domains(dataset.domain, order, bounds),
         client_labels=labels,
-        keys=None if np.array_equal(keys, numbers) else keys,
+        keys=keys,
     )
 
 
 def build_seat(
     dataset: Dataset,
     client: int,
-    clients: int,
+    names: Sequence[str],
     *,
     test_share: float,
     validation_share: float,
     seed: int,
     stratify: Stratify = False,
+    by_name: bool = False,
 ) -> Federation:
-    """All samples are one client's; the other seats are empty.
+    """All samples are one client's; the others that are named are not here.
 
     The client's samples are divided as they would be if all clients' data were in one place.
     """
     rules = Rules(test_share, validation_share, seed, stratify)
-    seat = np.array([client])
-    order, own = split(dataset, [np.arange(len(dataset.y))], rules, seat, seat)
+    labels = np.array(names, dtype=np.str_)
+    keys = name_keys(labels) if by_name else None
+    key = np.array([client]) if keys is None else keys[[client]]
+    order, own = split(dataset, [np.arange(len(dataset.y))], rules, key, labels[[client]])
     made = _made(dataset, order, own)
-    bounds = np.zeros((clients, 4), dtype=np.int64)
+    bounds = np.zeros((len(labels), 4), dtype=np.int64)
     bounds[client] = own[0]
-    fitted = None if made.fitted is None else made.fitted * clients
-    return replace(made, bounds=bounds, fitted=fitted)
+    fitted = None if made.fitted is None else made.fitted * len(labels)
+    return replace(made, bounds=bounds, fitted=fitted, client_labels=labels, keys=keys)
+
+
+def name_keys(labels: NDArray[np.str_]) -> Ints | None:
+    """The clients' keys in random draws by what they are called; None: they are the numbers."""
+    keys = np.array([name_key(str(label)) for label in labels], dtype=np.int64)
+    return None if np.array_equal(keys, np.arange(len(keys))) else keys
 
 
 def _made(dataset: Dataset, order: Ints, bounds: Ints) -> Federation:
@@ -352,7 +383,17 @@ def _made(dataset: Dataset, order: Ints, bounds: Ints) -> Federation:
         targets=dataset.targets,
         schema=schema,
         fitted=fitted,
+        group=_groups(dataset, order, bounds),
     )
+
+
+def _groups(dataset: Dataset, order: Ints, bounds: Ints) -> Ints | None:
+    """Two clients may call different patients the same."""
+    if dataset.group is None:
+        return None
+    names, number = np.unique(dataset.group, return_inverse=True)
+    owner = np.repeat(np.arange(len(bounds)), bounds[:, 3] - bounds[:, 0])
+    return owner * len(names) + number.reshape(-1)[order]
 
 
 def _gather(x: NDArray[Any], order: Ints) -> NDArray[Any]:

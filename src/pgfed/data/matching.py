@@ -74,9 +74,11 @@ def _renumbered(
     name: str, y: NDArray[Any], names: Sequence[str] | None, classes: Sequence[str]
 ) -> NDArray[Any]:
     """Labels as numbers of the agreed classes; they are known by name."""
-    if y.dtype.kind not in "iu":
+    if y.dtype.kind not in "iuU":
         return y
     values = np.unique(y)
+    if y.dtype.kind == "U":
+        names = None
     if names is not None and not all(0 <= v < len(names) for v in values):
         raise UserError(f"{name}: y holds labels beyond its {len(names)} class_names")
     known = {label: k for k, label in enumerate(classes)}

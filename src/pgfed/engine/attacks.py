@@ -8,7 +8,7 @@ leaves them is false. They attack in every round that they are drawn in.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ class Attack:
 
     def data(self, data: Shard, classes: int) -> Shard:
         """What an attacker trains on."""
-        return Shard(data.x, classes - 1 - data.y) if self.kind == "label-flip" else data
+        return replace(data, y=classes - 1 - data.y) if self.kind == "label-flip" else data
 
     def update(
         self, update: Update, leaves: Mapping[str, Kind], message: Message, rng: Rng

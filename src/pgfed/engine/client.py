@@ -15,7 +15,9 @@ from torch import Tensor
 
 from pgfed.data.augment import augmentation
 from pgfed.data.federation import Federation, Shard
+from pgfed.engine import personal as own
 from pgfed.engine.attacks import Attack
+from pgfed.engine.privacy import Protection
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
 from pgfed.methods.randomness import Rng, generator, torch_stream
@@ -44,22 +46,23 @@ class ClientSide:
     rounds: int  # of the run, for schedules
     attack: Attack | None = None  # what the attackers do, in a simulation
     attackers: frozenset[int] = frozenset()
+    protection: Protection | None = None  # of clients' units; None: exact gradients
 
     def call(
         self, stage: str, client: int, round: int, state: State | None, message: Message
     ) -> list[State]:
-        """Do one stage of a client's work: train, score, personal, evidence or share."""
+        """Do one stage of a client's work: train, refresh, score, personal, evidence or share."""
         work = {
             "train": self.train,
+            "refresh": self.refresh,
             "score": self.score,
             "personal": self.personal,
             "evidence": self.evidence,
             "share": self.share,
         }[stage]
         try:
-            if state is None:
-                state = self.algorithm.init_client(self.w0, self.client(client))
-            state = on_device(state, self.task.device)
+            if state is not None:
+                state = on_device(state, self.task.device)
             message = on_device(message, self.task.device)
             stream = "personal" if stage == "evidence" else stage  # it is of the kept model
             key = generator(self.seed, f"torch-{stream}", self.federation.key(client), round)
@@ -73,13 +76,33 @@ class ClientSide:
                 f"{type(error).__name__}: {error}{_hint(self.algorithm, error)}"
             ) from error
 
+    def _begun(self, client: int, state: State | None) -> State:
+        """A client's state, or what it begins with."""
+        if state is not None:
+            return state
+        start = self.algorithm.init_client(self.w0, self.client(client))
+        return on_device(start, self.task.device)
+
     def client(self, client: int) -> ClientInfo:
-        return ClientInfo(client, self.federation.trains_on(client), self.info)
+        return ClientInfo(client, self.trains_on(client), self.info)
+
+    def trains_on(self, client: int) -> int:
+        """How many samples; under privacy as many units as it says it has."""
+        if self.protection is not None:
+            return self.protection.size(client)
+        return self.federation.trains_on(client)
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """`trains_on` of every client."""
+        if self.protection is None:
+            return tuple(self.federation.n_train.tolist())
+        return tuple(self.protection.size(i) for i in range(self.info.clients))
 
     def _rng(self, client: int, round: int) -> Rng:
         return Rng(self.seed, client, round, self.federation.key(client))
 
-    def train(self, client: int, round: int, state: State, message: Message) -> list[State]:
+    def train(self, client: int, round: int, state: State | None, message: Message) -> list[State]:
         """[new state, update, {"round", "seconds"}]."""
         began = time.perf_counter()
         rng = self._rng(client, round)
@@ -88,13 +111,31 @@ class ClientSide:
         attack = self.attack if client in self.attackers else None
         if attack is not None:
             data = attack.data(data, self.task.outputs)
-        algorithm = self.algorithm.at(round, self.rounds)
-        new, update = algorithm.local_update(self._view(data), state, message, data, rng)
+        algorithm = self.algorithm.at(min(round, self.rounds), self.rounds)
+        view = self._view(data, own.training_offset(algorithm, self.task, data))
+        begun = self._begun(client, state)
+        asked = {k: v for k, v in message.items() if k != own.COUNTS}
+        if self.protection is None:
+            new, update = algorithm.local_update(view, begun, asked, data, rng)
+        else:
+            private, hidden = self.protection.view(view, self.federation, algorithm, client, round)
+            new, update = algorithm.local_update(private, begun, asked, hidden, rng)
+            private.meter.check(private.policy)
         if attack is not None:
             update = attack.update(update, self.algorithm.leaves, message, rng)
+        if own.COUNTS in own.declared(message, algorithm):
+            counts = data.class_counts(self.task.outputs).float()
+            update = {**update, own.COUNTS: counts}
         return [new, update, {"round": round, "seconds": time.perf_counter() - began}]
 
-    def score(self, client: int, round: int, state: State, public: Message) -> list[State]:
+    def refresh(
+        self, client: int, round: int, state: State | None, message: Message
+    ) -> list[State]:
+        """As `train`, of which nothing leaves."""
+        new, _, echo = self.train(client, round, state, message)
+        return [new, {}, echo]
+
+    def score(self, client: int, round: int, state: State | None, public: Message) -> list[State]:
         """[the scores of the personalized model on the client's own test and validation data]."""
         theta = self._personal(client, round, state, public)
         task = self.task.view(self.federation.train(client))
@@ -111,11 +152,15 @@ class ClientSide:
                     scores[f"{name}_score"] = float(found.score)
         return [scores]
 
-    def personal(self, client: int, round: int, state: State, public: Message) -> list[State]:
+    def personal(
+        self, client: int, round: int, state: State | None, public: Message
+    ) -> list[State]:
         """[{"w": the personalized model}]."""
         return [{"w": self._personal(client, round, state, public)}]
 
-    def evidence(self, client: int, round: int, state: State, public: Message) -> list[State]:
+    def evidence(
+        self, client: int, round: int, state: State | None, public: Message
+    ) -> list[State]:
         """[what the personalized model gives for each test sample and what that came to, every
         metric and fact that is defined]."""
         theta = self._personal(client, round, state, public)
@@ -132,19 +177,29 @@ class ClientSide:
         numbers = {**objective.scores(pairs), **objective.facts(pairs)}
         return [found, {k: float(v) for k, v in numbers.items() if v is not None}]
 
-    def share(self, client: int, round: int, state: State, message: Message) -> list[State]:
+    def share(self, client: int, round: int, state: State | None, message: Message) -> list[State]:
         """[what the client gives for the global model after the last round]."""
-        return [self.algorithm.share(state, self.client(client))]
+        return [self.algorithm.share(self._begun(client, state), self.client(client))]
 
-    def _personal(self, client: int, round: int, state: State, public: Message) -> Tensor:
-        rng = self._rng(client, round)
+    def _personal(self, client: int, round: int, state: State | None, public: Message) -> Tensor:
         data = self.federation.train(client)
-        return self.algorithm.personal_model(self._view(data), state, public, data, rng)
+        return own.personal_model(
+            self.algorithm,
+            self.task,
+            lambda offset: self._view(data, offset),
+            self._begun(client, state),
+            public,
+            data,
+            self._rng(client, round),
+            validation=self.federation.validation(client),
+            untouched=state is None,
+        )
 
-    def _view(self, data: Shard) -> Task:
-        """The task for the steps of the client with this training data."""
+    def _view(self, data: Shard, offset: Tensor | None) -> Task:
+        """The task for the steps of the client with this training data, in its frame."""
         view = self.task.view(data)
         view.augment = augmentation(self.algorithm.train.augment)
+        view.offset = offset
         return view
 
 

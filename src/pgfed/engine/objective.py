@@ -34,7 +34,7 @@ def make_objective(table: Task, outputs: Sequence[str]) -> Objective:
     )
 
 
-def with_scaling(table: Task, federation: Federation) -> Task:
+def completed(table: Task, federation: Federation) -> Task:
     """With what the data says of its targets, where the experiment is silent.
 
     Regression's are standardised by constants that all clients have in common: declared, or in a

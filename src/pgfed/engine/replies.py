@@ -20,6 +20,15 @@ MAX_INDEX = 10**6  # of the few choices that a method has
 MAX_SAMPLES = 10**8  # nobody holds more: a larger claim is a mistake, or wants to outweigh others
 
 
+def divided(messages: dict[int, Message]) -> tuple[Message, dict[int, Message]]:
+    """The entries that are one and the same object in all messages, which travel once; and the
+    others, client by client."""
+    first, *others = messages.values()
+    common = {k: v for k, v in first.items() if all(o.get(k) is v for o in others)}
+    own = {i: {k: v for k, v in m.items() if k not in common} for i, m in messages.items()}
+    return common, own
+
+
 def collect(
     answers: Iterable[tuple[int, list[State]]], asked: Sequence[int], round: int
 ) -> tuple[dict[int, list[State]], dict[int, str]]:
@@ -76,6 +85,7 @@ class Form:
             return (self.outputs, self.width)
         parts = {
             "model": self.layout.shared,
+            "step": self.layout.shared,
             "own": self.layout.own,
             "gradient": self.layout.stepped,
         }
@@ -97,8 +107,8 @@ def refusal(
 ) -> str | None:
     """Why what a client sent must not be used, or None. ``declared``: what it was to send.
 
-    ``limit``: the most samples it may claim. ``max_norm``: the longest gradient, and the longest
-    step from the model that the server sent, where it sent one.
+    ``limit``: the most samples it may claim. ``max_norm``: the longest gradient and step; of a
+    model the longest step from the one that the server sent, where it sent one.
     """
     missing = [key for key in declared if key not in update]
     if missing:
@@ -126,7 +136,7 @@ def refusal(
             if not bool(torch.isfinite(value).all()):
                 return f"{key}: holds NaN or infinite values"
             start = message.get(key)
-            if max_norm is not None and (kind == "gradient" or start is not None):
+            if max_norm is not None and (kind in ("step", "gradient") or start is not None):
                 step = value if start is None else value - start
                 norm = float(torch.linalg.vector_norm(step))
                 if norm > max_norm:

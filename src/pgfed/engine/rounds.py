@@ -14,31 +14,31 @@ from torch import Tensor
 
 from pgfed.config.experiment import LAST
 from pgfed.data.federation import Federation
+from pgfed.engine import personal
 from pgfed.engine.attacks import Attack
 from pgfed.engine.backends.base import Backend
 from pgfed.engine.client import ClientSide, on_device, one_thread
-from pgfed.engine.replies import Form, Traffic, collect, payload_bytes, refusal, score_refusal
+from pgfed.engine.privacy import Protection
+from pgfed.engine.replies import (
+    Form,
+    Traffic,
+    collect,
+    divided,
+    payload_bytes,
+    refusal,
+    score_refusal,
+)
 from pgfed.engine.robust import defended
+from pgfed.engine.storage.start import Start
 from pgfed.engine.storage.store import ClientStore
-from pgfed.methods.averaging import Mean
+from pgfed.methods.averaging import Mean, ServerOptimizer
 from pgfed.methods.contract import Algorithm, FederationInfo
 from pgfed.methods.randomness import ServerRng, draw_cohort, further_seed
+from pgfed.methods.roles import rounds_of
 from pgfed.methods.values import Kind, Message, State, Update
-from pgfed.model.task import Task
+from pgfed.model import frames
 
 CURVES = 1_000  # clients up to which the history keeps everybody's score
-
-
-class Start:
-    """Models of an earlier run to begin with."""
-
-    def shared(self, task: Task) -> Tensor:
-        """The method's global one, for the server and for clients that were not there."""
-        raise NotImplementedError
-
-    def personal(self, task: Task, client: int) -> Tensor | None:
-        """A client's own; None where it was not there."""
-        raise NotImplementedError
 
 
 class Run:
@@ -46,7 +46,8 @@ class Run:
 
     ``max_update_norm``: replies whose gradient, or step from the model that was sent, is longer are
     dropped. ``attack``: some clients simulate one; all means are then over the honest clients.
-    ``start``: the server and the clients begin with the models of an earlier run.
+    ``start``: the server and the clients begin with the models of an earlier run. ``protection``:
+    clients' gradients and sums are noisy.
     """
 
     def __init__(
@@ -61,21 +62,24 @@ class Run:
         evaluate_every: int = 1,
         mean: Mean | None = None,
         max_update_norm: float | None = None,
+        optimizer: ServerOptimizer | None = None,
         lose: Callable[[int, int], bool] | None = None,
         attack: Attack | None = None,
         store: ClientStore | None = None,
         start: Start | None = None,
+        protection: Protection | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.federation = backend.federation
         self.backend = backend
         self.seed = seed
-        self.rounds = rounds
+        self.rounds = rounds_of(algorithm.course, rounds)
         self.evaluate_every = evaluate_every
         self.task = backend.task(seed)
         algorithm.check_model(self.task)
+        if algorithm.personal.frame != "none":
+            frames.check(self.task, algorithm.shared, "personal.frame")
         if algorithm.course != "rounds":
-            self.rounds = 1
             cohort = len(federation) if algorithm.course == "once" else 1
         self.info = FederationInfo(len(federation), cohort, self.task.layout)
         self._form = Form(self.task.layout, algorithm.shared, self.task.outputs, self.task.width)
@@ -97,11 +101,21 @@ class Run:
             rounds,
             attack,
             self.attackers,
+            protection,
         )
         backend.begin(self._side)
         self.round = 0
-        known = replace(self.info, start=lambda k: backend.task(further_seed(seed, k)).initial())
+        known = replace(
+            self.info,
+            start=lambda k: backend.task(further_seed(seed, k)).initial(),
+            samples=self._side.samples,
+        )
         self.server = on_device(algorithm.init_server(w0, known), self.task.device)
+        self._optimizer = optimizer if algorithm.averages and "w" in self.server else None
+        if self._optimizer:
+            trained = self.task.layout.stepped(algorithm.shared).size
+            self.server = self._optimizer.begun(self.server, trained)
+        self._told = personal.Told(algorithm)
         self.history: list[dict[str, Any]] = []
         self.store = store or ClientStore()
         n = len(federation)
@@ -131,21 +145,19 @@ class Run:
         cohort = self._cohort(t)
         rng = ServerRng(self.seed, t)
         algorithm = self.algorithm.at(t, self.rounds)
-        messages = algorithm.messages(self.server, cohort, rng)
-        common = _common(messages)
-        own = {i: {k: v for k, v in messages[i].items() if k not in common} for i in cohort}
+        messages = self._told.asked(algorithm.messages(self.server, cohort, rng))
+        common, own = divided(messages)
         started = time.perf_counter()
-        results, refused = collect(
-            self.backend.map("train", t, cohort, common, lambda i: (self._known(i), own[i])),
-            cohort,
-            t,
-        )
+        asked = [i for i in cohort if self._lose is None or not self._lose(t, i)]
+        given = self.backend.map("train", t, asked, common, lambda i: (self._known(i), own[i]))
+        results, refused = collect(given, asked, t)
         train_seconds = time.perf_counter() - started
 
         traffic = Traffic(counts=self.algorithm.course != "pooled")
         dropped = [{"client": i, "reason": refused[i]} for i in refused if i not in cohort]
         updates, states = self._accepted(t, messages, results, refused, traffic, dropped)
-        self.server = algorithm.aggregate(self.server, updates, self._mean, rng)
+        new = algorithm.aggregate(self.server, updates, self._mean, rng)
+        self.server = self._optimizer.stepped(self.server, new) if self._optimizer else new
         left_out = self._mean.left_out(updates)
         # Only now do the clients' new states count: a reply that was dropped leaves the old one.
         for i, state in states.items():
@@ -153,11 +165,13 @@ class Run:
         self.backend.commit(t, list(states))
         self._unscored[list(states)] = True
         self.round = t
+        samples = sum(self.algorithm.images(self._side.trains_on(i)) for i in results)
+        if t == self.rounds and self.algorithm.personal.refresh:
+            samples += self._refresh(traffic, dropped)
 
         scores = self._score(dropped) if self._scored(t) else {}
         if t > self.rounds - LAST:
             self.last_scores = np.vstack([self.last_scores, self.score])
-        samples = sum(self.algorithm.images(self.federation.trains_on(i)) for i in results)
         return {
             "round": t,
             "cohort": cohort,
@@ -173,6 +187,24 @@ class Run:
             "client_seconds": {i: results[i][2]["seconds"] for i in sorted(results)},
             "seconds": time.perf_counter() - began,
         }
+
+    def _refresh(self, traffic: Traffic, dropped: list[dict[str, Any]]) -> int:
+        """Every client trains once more from the final global model; samples stepped over."""
+        t, clients = self.rounds + 1, list(range(self.info.clients))
+        algorithm = self.algorithm.at(self.rounds, self.rounds)
+        messages = algorithm.messages(self.server, clients, ServerRng(self.seed, t))
+        common, own = divided(messages)
+        asked = self.backend.map("refresh", t, clients, common, lambda i: (self._known(i), own[i]))
+        results, refused = collect(asked, clients, t)
+        for i in clients:
+            traffic.down(messages[i])
+            if i in results:
+                self.store.put(i, t, results[i][0])
+            else:
+                dropped.append({"client": i, "reason": refused.get(i, "not refreshed")})
+        self.backend.commit(t, list(results))
+        self._unscored[list(results)] = True
+        return sum(self.algorithm.images(self._side.trains_on(i)) for i in results)
 
     def _cohort(self, t: int) -> list[int]:
         if self.algorithm.course == "pooled":
@@ -196,23 +228,24 @@ class Run:
         states: dict[int, State] = {}
         for i, message in messages.items():
             traffic.down(message)
-            if i not in results or (self._lose is not None and self._lose(t, i)):
+            if i not in results:
                 dropped.append({"client": i, "reason": refused.get(i, "no reply")})
                 continue
             state, update, _ = results[i]
             traffic.up(update)
-            reason = self._refusal(i, self.algorithm.leaves, message, update)
+            declared = personal.declared(message, self.algorithm)
+            reason = self._refusal(i, declared, message, update) or personal.refusal(update)
             if reason is not None:
                 dropped.append({"client": i, "reason": reason})
                 continue
-            updates[i] = update
+            updates[i] = self._told.take(i, update)
             states[i] = state
         return updates, states
 
     def _refusal(
         self, client: int, declared: Mapping[str, Kind], message: Message, update: Update
     ) -> str | None:
-        limit = self.federation.trains_on(client)
+        limit = self._side.trains_on(client)
         return refusal(declared, self._form, message, update, limit, self._max_update_norm)
 
     def _scored(self, t: int) -> bool:
@@ -224,7 +257,7 @@ class Run:
         What cannot be a score is added to ``dropped``; the client's last one stands.
         """
         objective = self.task.objective
-        public = self.algorithm.public(self.server)
+        public = self._public()
         clients = range(self.info.clients) if public else np.flatnonzero(self._unscored).tolist()
         for i, (s,) in self._map("score", clients, public):
             reason = score_refusal(s, objective)
@@ -256,6 +289,10 @@ class Run:
         validation = self._mean_of(self.validation_score)
         return scores if validation is None else {**scores, "mean_validation_score": validation}
 
+    def _public(self) -> Message:
+        """What a client needs of the server for its personal model."""
+        return personal.public(self.algorithm, self.task, self.server, self._told)
+
     def _is_best(self, mean: float) -> bool:
         return not self.best_round or self.task.objective.primary.better(mean, self.best_score)
 
@@ -275,22 +312,22 @@ class Run:
         if state is not None or self._start is None:
             return state
         own = self._start.personal(self.task, client)
-        return None if own is None else self.algorithm.init_client(own, self._side.client(client))
+        if own is None:
+            return None
+        if self.algorithm.personal.frame == "training":  # it is to have these outputs in its frame
+            data = self.federation.train(client)
+            own = self.task.folded(own, -frames.own_frame(data.class_counts(self.task.outputs)))
+        return self.algorithm.init_client(own, self._side.client(client))
 
     # -- stopping and going on ------------------------------------------------------------------
 
-    _SCORES = (
-        "score",
-        "loss",
-        "validation_score",
-        "best_score_per_client",
-        "last_scores",
-    )
+    _SCORES = ("score", "loss", "validation_score", "best_score_per_client", "last_scores")
 
     def snapshot(self) -> tuple[State, dict[str, Any]]:
         """What `restore` needs beside the clients' states and the history: tensors, and JSON."""
         cut = {f"server.{k}": v for k, v in self.server.items()}
         cut |= {f"run.{k}": torch.from_numpy(getattr(self, k).copy()) for k in self._SCORES}
+        cut |= self._told.snapshot()
         cut["run.unscored"] = torch.from_numpy(np.flatnonzero(self._unscored))
         return cut, {"best_round": self.best_round, "best_score": self.best_score}
 
@@ -298,6 +335,7 @@ class Run:
         """Go on after round ``meta["round"]``; `Checkpoints` puts back the rest."""
         server = {k.removeprefix("server."): v for k, v in cut.items() if k.startswith("server.")}
         self.server = on_device(server, self.task.device)
+        self._told.restore(cut)
         for k in self._SCORES:
             setattr(self, k, cut[f"run.{k}"].numpy())
         self._unscored[:] = False
@@ -323,14 +361,14 @@ class Run:
 
     def personal_models(self, clients: Sequence[int] | None = None) -> Iterator[tuple[int, Tensor]]:
         """(client, its personalized model), in any order."""
-        public = self.algorithm.public(self.server)
+        public = self._public()
         wanted = range(self.info.clients) if clients is None else clients
         for i, (result,) in self._map("personal", wanted, public):
             yield i, result["w"]
 
     def evidence(self) -> Iterator[tuple[int, State, State]]:
         """(client, what its personalized model came to per test sample, its metrics); any order."""
-        public = self.algorithm.public(self.server)
+        public = self._public()
         for i, (found, numbers) in self._map("evidence", range(self.info.clients), public):
             yield i, found, numbers
 
@@ -351,12 +389,11 @@ class Run:
                 shares = defended(self._mean, shares)
             return self.algorithm.global_model(self.task, self.server, shares)
 
+    def class_shares(self) -> list[float] | None:
+        """Of the federation's classes, where models are corrected from them to a client's own."""
+        return self._told.numbers()
+
     def alpha(self) -> dict[str, Any] | None:
         """The matrix A of the PGFed family: dense up to 2,000 clients, else its touched entries."""
-        return self.algorithm.export(self.server) or None
-
-
-def _common(messages: dict[int, Message]) -> Message:
-    """The entries that are one and the same object in all messages: they travel once."""
-    first, *others = messages.values()
-    return {k: v for k, v in first.items() if all(o.get(k) is v for o in others)}
+        found = self.algorithm.export(self.server)
+        return found if "start" in found else None

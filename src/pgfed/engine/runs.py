@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from pgfed.config.tables import Server
+from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Backend
-from pgfed.engine.callbacks import Callback, Record
+from pgfed.engine.callbacks import Observer, Record
 from pgfed.engine.robust import make_mean
-from pgfed.engine.rounds import Run, Start
+from pgfed.engine.rounds import Run
 from pgfed.engine.setup import Setup
 from pgfed.engine.storage.checkpoints import Checkpoints
+from pgfed.engine.storage.start import Start
 from pgfed.engine.storage.store import ClientStore
 from pgfed.errors import UserError
-
-# -- running -----------------------------------------------------------------------------------
+from pgfed.methods.averaging import ServerOptimizer
+from pgfed.methods.randomness import answers
 
 
 class Past:
@@ -39,17 +42,24 @@ class Past:
 NOTHING = Past()
 
 
-def execute(setup: Setup, callbacks: Sequence[Callback], past: Past = NOTHING) -> None:
-    """Run all seeds and methods; what came out is told to the callbacks."""
+def execute(
+    setup: Setup,
+    observers: Sequence[Observer],
+    past: Past = NOTHING,
+    only: tuple[str, int] | None = None,
+) -> None:
+    """Run all seeds and methods, or one of each; what came out is told to the observers."""
     with setup.backend() as backend:
         for seed in setup.experiment.seeds:
             for method in _baseline_first(setup):
+                if only not in (None, (method, seed)):
+                    continue
                 history = past.finished(method, seed)
                 if history is None:
-                    run_method(setup, backend, method, seed, callbacks, past)
+                    run_method(setup, backend, method, seed, observers, past)
                 else:
-                    for callback in callbacks:
-                        callback.skip(method, seed, history)
+                    for observer in observers:
+                        observer.skip(method, seed, history)
 
 
 def _baseline_first(setup: Setup) -> Iterator[str]:
@@ -62,7 +72,7 @@ def run_method(
     backend: Backend,
     method: str,
     seed: int,
-    callbacks: Sequence[Callback],
+    observers: Sequence[Observer],
     past: Past = NOTHING,
 ) -> None:
     """All rounds of one method under one seed, from the last one on record."""
@@ -72,21 +82,21 @@ def run_method(
     try:
         if checkpoints is not None:
             checkpoints.restore(run, past.history(method, seed))
-        for callback in callbacks:
-            callback.begin(method, run)
+        for observer in observers:
+            observer.begin(method, run)
         while not run.finished:
             record = run.step()
             if experiment.output.keep == "best" and _is_best(run):
-                for callback in callbacks:
-                    callback.best(method, run)
-            for callback in callbacks:
-                callback.round(method, run, record)
+                for observer in observers:
+                    observer.best(method, run)
+            for observer in observers:
+                observer.round(method, run, record)
             if checkpoints is not None:
                 checkpoints.save(run)
         if checkpoints is not None:
             checkpoints.wait()
-        for callback in callbacks:
-            callback.end(method, run)
+        for observer in observers:
+            observer.end(method, run)
     except OSError as error:
         where = error.filename or (checkpoints and checkpoints.folder)
         raise UserError(f"{where}: cannot be written ({error.strerror or error})") from error
@@ -116,12 +126,33 @@ def _make_run(
         evaluate_every=experiment.evaluate_every,
         mean=make_mean(engine.aggregation, algorithm.leaves, engine.attackers),
         max_update_norm=engine.max_update_norm,
+        optimizer=_optimizer(experiment.server),
+        lose=_absences(setup.federation, seed, engine.availability)
+        if algorithm.course == "rounds"
+        else None,
         attack=setup.attack,
         store=ClientStore(
             None if checkpoints is None else checkpoints.clients, memory=engine.memory
         ),
         start=start,
+        protection=setup.protection(method, seed),
     )
+
+
+def _optimizer(server: Server) -> ServerOptimizer | None:
+    if server.optimizer == "none":
+        return None
+    lr = server.lr or {"momentum": 1.0, "adam": 0.01}[server.optimizer]
+    return ServerOptimizer(server.optimizer, lr, server.beta, server.beta_2, server.tau)
+
+
+def _absences(
+    federation: Federation, seed: int, availability: float
+) -> Callable[[int, int], bool] | None:
+    """Who of the clients drawn in a round is away."""
+    if availability == 1:
+        return None
+    return lambda round, i: not answers(seed, round, federation.key(i), availability)
 
 
 def _is_best(run: Run) -> bool:

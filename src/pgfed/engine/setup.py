@@ -17,19 +17,20 @@ from pgfed.data.datasets import Dataset
 from pgfed.data.federation import Federation, build
 from pgfed.data.tables import schema as schemas
 from pgfed.data.tables.schema import Schema
+from pgfed.engine import privacy as protecting
 from pgfed.engine.attacks import Attack
 from pgfed.engine.backends.base import Backend, Serial
 from pgfed.engine.backends.process import Process
-from pgfed.engine.objective import make_objective, targets_of, with_scaling
+from pgfed.engine.objective import completed, make_objective, targets_of
 from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
+from pgfed.methods.roles import rounds_of
+from pgfed.model import frames
 from pgfed.model.layout import Layout
 from pgfed.model.networks import Factory, default_model, factory, make_task, vocabulary
 from pgfed.model.objectives import BuiltIn, Objective
 
 FEW_SITES = 10  # fewer than this take part in every round, unless the experiment says otherwise
-
-
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
@@ -44,6 +45,7 @@ class Setup:
     layout: Layout
     objective: Objective
     frozen: str | None = None  # the SHA-256 of what is never trained, under the first seed
+    privacy: protecting.Planned | None = None  # what every client will release, and its noise
 
     @property
     def cohort(self) -> int:
@@ -51,44 +53,28 @@ class Setup:
         return self.experiment.cohort_size(len(self.federation))
 
     def backend(self) -> Backend:
-        engine, head = self.experiment.engine, self.experiment.model.head
+        engine = self.experiment.engine
+        common: dict[str, Any] = {
+            "device": engine.device,
+            "head": self.experiment.model.head,
+            "objective": self.objective,
+        }
         if engine.backend == "serial":
-            return Serial(
-                self.federation,
-                self.model,
-                device=engine.device,
-                head=head,
-                objective=self.objective,
-            )
+            return Serial(self.federation, self.model, **common)
+        common["workers"] = engine.workers
         if engine.backend == "ray":
             from pgfed.engine.backends.ray import Ray
 
-            return Ray(
-                self.federation,
-                self.model,
-                workers=engine.workers,
-                address=engine.address,
-                device=engine.device,
-                head=head,
-                objective=self.objective,
-            )
-        return Process(
-            self.federation,
-            self.model,
-            workers=engine.workers,
-            device=engine.device,
-            head=head,
-            objective=self.objective,
-        )
+            return Ray(self.federation, self.model, address=engine.address, **common)
+        return Process(self.federation, self.model, **common)
 
     def rounds(self, method: str) -> int:
         """How many a method takes."""
-        return self.experiment.rounds if self.methods[method].course == "rounds" else 1
+        return rounds_of(self.methods[method].course, self.experiment.rounds)
 
-    @property
-    def total_rounds(self) -> int:
-        """Of all methods, under one seed."""
-        return sum(map(self.rounds, self.methods))
+    def protection(self, method: str, seed: int) -> protecting.Protection | None:
+        """How the clients of a run are protected."""
+        return None if self.privacy is None else self.privacy.protection(method, seed)
 
     @property
     def attack(self) -> Attack | None:
@@ -130,9 +116,13 @@ def prepare(
     """Check the methods, the device, the data and the model, and fill in what depends on them."""
     methods, experiment = make_methods(experiment)
     _check_device(experiment.engine.device)
+    if experiment.privacy.on:
+        experiment = protecting.adapted(experiment)
     data = experiment.data
     if federation is None:
         federation, data = load_federation(experiment, data_root)
+    if experiment.privacy.on:
+        protecting.check_experiment(experiment, federation.schema)
     asked, experiment = experiment, with_cohort(experiment, federation)
     _say_sites(asked, experiment, federation, data)
     if experiment.output.keep == "best" and not federation.n_validation.any():
@@ -140,7 +130,7 @@ def prepare(
             "output.keep: found 'best', which is chosen on validation data, and there is none; "
             "set data.validation_share above 0, or keep = 'last'"
         )
-    table = with_scaling(experiment.task, federation)
+    table = completed(experiment.task, federation)
     objective = make_objective(table, federation.class_names)
     if experiment.attack.kind == "label-flip" and not objective.classifies:
         raise UserError("attack.kind: 'label-flip' needs classes; choose another")
@@ -159,12 +149,19 @@ def prepare(
     )
     for algorithm in methods.values():
         algorithm.check_model(task)
+        if algorithm.personal.frame != "none":
+            frames.check(task, algorithm.shared, "personal.frame")
         check_augment(algorithm.train.augment, federation)
     _say_split(federation, data)
     if experiment.start_from is not None:
         place = str(Path(experiment.start_from).expanduser().absolute())
         experiment = replace(experiment, start_from=place)
     resolved = replace(experiment, format=FORMAT, data=data, task=table)
+    plans = None
+    if experiment.privacy.on:
+        protecting.check_vocabulary(experiment, asked)
+        cohort = experiment.cohort_size(len(federation))
+        plans = protecting.plan(experiment, federation, methods, task, cohort)
     return Setup(
         resolved,
         federation,
@@ -173,6 +170,7 @@ def prepare(
         task.layout,
         objective,
         task.frozen_digest,
+        plans,
     )
 
 

@@ -1,9 +1,9 @@
 """Alone: what a site would do if there were no federation.
 
 It trains on its own data to the end: as many epochs as were best on a fifth held out (of few
-samples each fifth in turn), then as many on all of its training data. `local` trains only in the
-rounds in which the client is drawn, as the paper has it, so that all methods do the same work; in a
-short run that is a weak opponent. This is the honest one.
+samples each fifth in turn; a patient's samples together), then as many on all of its training
+data. `local` trains only in the rounds in which the client is drawn, as the paper has it, so that
+all methods do the same work; in a short run that is a weak opponent. This is the honest one.
 
 It takes no rounds: every client works once. Nothing of it leaves the site.
 
@@ -33,6 +33,8 @@ from pgfed.model.task import Task
 class Alone(Algorithm):
     name = "alone"
     leaves = {}
+    averages = False
+    personal_from = "own"
     role = "baseline"
     course = "once"
     new_client_start = "no global model: the untrained start that all clients shared"

@@ -34,6 +34,7 @@ from pgfed.model.task import Task
 class APFL(Algorithm):
     name = "apfl"
     leaves = {"w": "model", "n": "count"}
+    personal_from = "both"
     official_momentum = False
     grid = {"alpha": [0.25, 0.5, 0.75]}
 
@@ -50,11 +51,11 @@ class APFL(Algorithm):
         slower = replace(train, lr=train.lr * self.alpha)
         own = Step(task, state["personal"], slower, state, key="velocity_v")
         w, v = common.theta, own.theta
-        mixed = torch.lerp(w, v, self.alpha)
+        mixed, home = torch.lerp(w, v, self.alpha), task.home
         for x, y in task.batches(data, train.batch_size, rng, epochs=train.epochs):
             task.add_gradient(w, x, y, common.collect())
             common.take()
-            task.add_gradient(mixed, x, y, own.collect())  # at the mixture of the models before
+            home.add_gradient(mixed, x, y, own.collect())  # at the mixture of the models before
             own.take()
             torch.lerp(w[:d], v[:d], self.alpha, out=mixed[:d])
         v[d:] = mixed[d:]  # the statistics that batch norm saw at the mixture

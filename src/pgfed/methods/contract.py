@@ -17,8 +17,8 @@ from pgfed.data.federation import Shard
 from pgfed.errors import UserError
 from pgfed.methods.averaging import Mean
 from pgfed.methods.randomness import Rng, ServerRng
-from pgfed.methods.roles import Course, Role
-from pgfed.methods.settings import TrainConfig, check_bounds
+from pgfed.methods.roles import Course, Role, Source
+from pgfed.methods.settings import PersonalConfig, TrainConfig, check_bounds
 from pgfed.methods.values import Kind, Message, State, Update
 from pgfed.model.layout import Layout
 from pgfed.model.task import Task
@@ -37,6 +37,7 @@ class FederationInfo:
     layout: Layout
     # The k-th further initial model, keyed by the seed: for methods with several models.
     start: Callable[[int], Tensor] = field(default=_no_further_start, compare=False, repr=False)
+    samples: tuple[int, ...] = ()  # n_i of every client; in init_server alone
 
 
 @dataclass(frozen=True)
@@ -75,18 +76,30 @@ class Algorithm:
     official_momentum: ClassVar[bool] = True
     # Why the method's derivation needs plain SGD, if it does: said when another optimizer is set.
     plain_sgd: ClassVar[str | None] = None
+    # Whether the personalized model follows from messages and from what privacy charges alone;
+    # False where it is trained on exact gradients at home. Only such a model may leave a site.
+    covered: ClassVar[bool] = False
+    # Whether server["w"] follows the mean of a round's replies, and nothing else: then [server]
+    # optimizer can follow it.
+    averages: ClassVar[bool] = True
     # The settings that switch off what the method claims, for an honest comparison; and the
     # registered method, if there is one, that equals it under these settings.
     control: ClassVar[dict[str, Any] | None] = None
     control_twin: ClassVar[str | None] = None
     new_client_start: ClassVar[str] = "its global model"  # in words: what a new client starts from
     grid: ClassVar[dict[str, list[Any]]] = {}  # what a sweep tries beside learning rates
+    # What the personal model is made of; where it is "own", `public` is empty.
+    personal_from: ClassVar[Source] = "global"
+    # False where no frame of a client's class shares (personal.frame) makes sense: the method has
+    # one of its own, or no global classifier.
+    frames: ClassVar[bool] = True
 
     # What travels and is averaged: all | body | head | not-norm | a pattern of names. A field of
     # methods that leave the choice to the user.
     shared = "all"
 
     train: TrainConfig = field(default_factory=TrainConfig)
+    personal: PersonalConfig = field(default_factory=PersonalConfig)  # the engine's business
 
     def __post_init__(self) -> None:
         check_bounds(self, f"method.{self.name}")
@@ -109,6 +122,10 @@ class Algorithm:
 
     def check_model(self, task: Task) -> None:
         """Raise a UserError if the method cannot be used with this model."""
+
+    def no_privacy(self) -> str | None:
+        """Why the method cannot be run with privacy, and what to do instead; None if it can."""
+        return None
 
     def images(self, n: int) -> int:
         """Training samples a client with ``n`` of them steps over in a round."""

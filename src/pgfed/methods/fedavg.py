@@ -25,6 +25,7 @@ from pgfed.model.task import Task
 class FedAvg(Algorithm):
     name = "fedavg"
     leaves = {"w": "model", "n": "count"}
+    covered = True
 
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng

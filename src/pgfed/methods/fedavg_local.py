@@ -25,6 +25,8 @@ from pgfed.model.task import Task
 class FedAvgLocal(Algorithm):
     name = "fedavg-local"
     leaves = {"w": "model", "n": "count"}
+    personal_from = "own"
+    covered = True
 
     def init_client(self, w0: Tensor, client: ClientInfo) -> State:
         return {"w": w0}

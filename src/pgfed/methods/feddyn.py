@@ -39,6 +39,8 @@ from pgfed.model.task import Task
 class FedDyn(Algorithm):
     name = "feddyn"
     leaves = {"w": "model"}
+    averages = False  # its server step has a correction of its own
+    covered = True
     plain_sgd = "lambda is the gradient at a minimum that plain gradient steps have reached"
     grid = {"a": [0.1, 0.01, 0.001]}
 

@@ -41,6 +41,10 @@ from pgfed.model.task import Task
 class FedFomo(Algorithm):
     name = "fedfomo"
     leaves = {"w": "model", "weights": "row", "n": "count"}
+    averages = False
+    personal_from = "own"
+    frames = False
+    covered = True
     shares = {"w": "model", "n": "count"}
     official_momentum = False
     new_client_start = (
@@ -101,28 +105,25 @@ class FedFomo(Algorithm):
         if self.fomo_include_self and rng.client not in ids:
             models.append(state["w"])
         start: Tensor = state["w"]
-        weights, cut = [0.0] * len(models), self.trained(len(data))
-        if ids and cut < len(data):
-            anchor = state.get("anchor", start)
-            weights = self.weigh(task, anchor, models, data.rows(cut, len(data)))
+        trained, held_out = data.cut(self.trained)
+        weights = [0.0] * len(models)
+        if ids and len(held_out):
+            weights = self.weigh(task, state.get("anchor", start), models, held_out)
         if any(weights):
             start = torch.zeros_like(start)
             for weight, model in zip(weights, models, strict=True):
                 start.add_(model, alpha=weight)
-        w, kept = sgd(task, start, data.rows(0, cut), rng, self.steps, state)
+        w, kept = sgd(task, start, trained, rng, self.steps, state)
         row = torch.tensor(weights[: len(ids)], device=task.device)
         new = {"w": w, "anchor": start, **self.keep(**kept)}
         return new, {"w": w, "weights": row, "n": len(data)}
 
     def weigh(self, task: Task, anchor: Tensor, models: list[Tensor], data: Shard) -> list[float]:
         """The decrease of the loss from the anchor per distance, cut at 0: sum 1, or all 0."""
-        before = task.loss(anchor, data)
         trial = torch.empty_like(anchor)  # one aligned place for all: equal bits on all engines
         gains = []
-        for model in models:
-            trial.copy_(model)
-            decrease = before - task.loss(trial, data)
-            distance = float(torch.dist(trial[: task.d], anchor[: task.d]))
+        for model, decrease in zip(models, task.decreases(anchor, models, data), strict=True):
+            distance = float(torch.dist(trial.copy_(model)[: task.d], anchor[: task.d]))
             gains.append(max(0.0, decrease / (distance + 1e-5)))
         total = sum(gains)
         return [gain / total for gain in gains] if total else gains

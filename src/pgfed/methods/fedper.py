@@ -27,6 +27,8 @@ from pgfed.model.task import Task
 class FedPer(Algorithm):
     name = "fedper"
     leaves = {"w": "model", "n": "count"}
+    personal_from = "both"
+    covered = True
     shared = "body"
     new_client_start = (
         "no global classifier: the common body, with the mean of all clients' classifiers, "

@@ -36,6 +36,8 @@ from pgfed.model.task import Task
 class FedRep(Algorithm):
     name = "fedrep"
     leaves = {"w": "model", "n": "count"}
+    personal_from = "both"
+    covered = True
     shared = "body"
     official_momentum = False
     new_client_start = (

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from pgfed.data.federation import Shard
@@ -37,6 +36,8 @@ from pgfed.model.task import Task
 class FedRoD(Algorithm):
     name = "fedrod"
     leaves = {"w": "model", "n": "count"}
+    personal_from = "both"
+    frames = False
     official_momentum = False
 
     def check_model(self, task: Task) -> None:
@@ -54,33 +55,24 @@ class FedRoD(Algorithm):
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
-        train, classes = self.steps, task.outputs
+        train = self.steps
         step = Step(task, message["w"], train, state)
-        q = state["q"].clone().requires_grad_()
-        own = Descent(q.data, train, state, "v_q")
-        q.grad = own.g
+        q = state["q"].clone()
+        own = Descent(q, train, state, "v_q")
         # A class the client does not have: log 0, so that it leaves the soft-max.
-        log_prior = (data.class_counts(classes) / len(data)).log()
+        log_prior = (data.class_counts(task.outputs) / len(data)).log()
         for x, y in task.batches(data, train.batch_size, rng, epochs=train.epochs):
             own.begin()
-            z, o = task.forward(step.theta, x, step.collect())
-            generic = task.objective.loss(o + log_prior, y)
-            personal = task.objective.loss(o.detach() + _linear(q, z.detach(), classes), y)
-            (generic + personal).backward()  # type: ignore[no-untyped-call]
+            task.add_gradient_and_heads(
+                step.theta, x, y, step.collect(), offset=log_prior, head=q, head_out=own.g
+            )
             step.take()
             own.go()
         kept = self.keep(**step.kept, **own.kept)
-        return {"q": q.detach(), **kept}, {"w": step.theta, "n": len(data)}
+        return {"q": q, **kept}, {"w": step.theta, "n": len(data)}
 
     def personal_model(
         self, task: Task, state: State, public: Message, data: Shard, rng: Rng
     ) -> Tensor:
         body, head = task.layout.split("body", public["w"])
         return task.layout.join("body", body, head + state["q"])
-
-
-def _linear(q: Tensor, z: Tensor, classes: int) -> Tensor:
-    """The linear layer whose weights, then biases (if it has any), are ``q``."""
-    weights = classes * z.shape[1]
-    bias = q[weights:] if len(q) > weights else None
-    return F.linear(z, q[:weights].view(classes, -1), bias)

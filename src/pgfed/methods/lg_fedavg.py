@@ -36,6 +36,8 @@ from pgfed.model.task import Task
 class LGFedAvg(Algorithm):
     name = "lg-fedavg"
     leaves = {"w": "model", "n": "count"}
+    personal_from = "both"
+    covered = True
     shared = "head"
     new_client_start = (
         "no global body: the common classifier, on the mean of all clients' bodies, "

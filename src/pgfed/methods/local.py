@@ -27,6 +27,8 @@ from pgfed.model.task import Task
 class Local(Algorithm):
     name = "local"
     leaves = {}
+    averages = False
+    personal_from = "own"
     role = "baseline"
     new_client_start = "no global model: the untrained start that all clients shared"
 

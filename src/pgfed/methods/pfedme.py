@@ -40,6 +40,8 @@ from pgfed.model.task import Task
 class PFedMe(Algorithm):
     name = "pfedme"
     leaves = {"w": "model", "n": "count"}
+    personal_from = "own"
+    covered = True
     grid = {"lr": [0.01, 0.001, 0.0001]}  # lr times lambda may not exceed 1
 
     inner_steps: Annotated[int, Ge(0), "K, gradient steps per mini-batch"] = 5

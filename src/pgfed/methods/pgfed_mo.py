@@ -45,6 +45,8 @@ from pgfed.model.task import Task
 class PGFedMo(Algorithm):
     name = "pgfed-mo"
     leaves = {"w": "model", "gradient": "gradient", "r": "scalar", "alpha": "row", "n": "count"}
+    personal_from = "own"
+    covered = True
     control = {"mu": 0.0}
     control_twin = "fedavg-local"
     plain_sgd = expansions.PLAIN

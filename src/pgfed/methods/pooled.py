@@ -29,6 +29,7 @@ from pgfed.model.task import Task
 class Pooled(Algorithm):
     name = "pooled"
     leaves = {"w": "model"}
+    averages = False
     role = "bound"
     course = "pooled"
 

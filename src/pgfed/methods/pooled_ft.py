@@ -29,6 +29,7 @@ from pgfed.model.task import Task
 class PooledFT(Algorithm):
     name = "pooled-ft"
     leaves = {"w": "model"}
+    averages = False
     role = "bound"
     course = "pooled"
 

@@ -49,6 +49,11 @@ def draw_cohort(
     return sorted(sorted(range(clients), key=lots.__getitem__)[:cohort])
 
 
+def answers(seed: int, round: int, key: int, availability: float) -> bool:
+    """Whether a client that was drawn is there, the same for all methods under one seed."""
+    return availability >= 1 or generator(seed, "away", round, key).random() < availability
+
+
 def further_seed(seed: int, k: int) -> int:
     """The seed of the k-th further initial model, for methods with several."""
     return int(generator(seed, "further start", k).integers(2**31))

@@ -64,6 +64,22 @@ METHODS = {
     "pgfed-ce": Entry(
         "pgfed_ce:PGFedCE", "PGFed with a fifth less traffic: alphas step along a constant gradient"
     ),
+    "fedprox": Entry("fedprox:FedProx", "FedAvg whose clients are held near the common model"),
+    "scaffold": Entry(
+        "scaffold:Scaffold", "one model for all: control variates take out the clients' drift"
+    ),
+    "moon": Entry(
+        "moon:Moon",
+        "one model for all: features are drawn towards the common model's",
+    ),
+    "fedbn": Entry("fedbn:FedBN", "FedAvg of all but the normalisation layers, which stay"),
+    "fedala": Entry("fedala:FedALA", "each client learns what of the common head to take over"),
+    "ifca": Entry("ifca:IFCA", "several common models; each client trains the one that fits it"),
+    "fedamp": Entry("fedamp:FedAMP", "each client is pulled towards a mixture of those like it"),
+    "ditto": Entry(
+        "ditto:Ditto", "FedAvg, and at home a personal model on a leash to what is received"
+    ),
+    "mr-mtl": Entry("mr_mtl:MRMTL", "each client's own model, pulled towards the mean of them all"),
 }
 BASELINE = "local"  # the paper's, trained in the same rounds as the methods
 ALONE = "alone"  # the one that a site would choose

@@ -25,12 +25,15 @@ class TrainConfig:
 
     epochs: Annotated[int, Ge(1), Le(1_000_000), "E, passes over the client's data per round"] = 5
     batch_size: Annotated[
-        int, Ge(0), Le(10**9), "B; 0 = the client's whole training set in one batch"
+        int,
+        Ge(0),
+        Le(10**9),
+        "B, samples per step; 0 = the client's whole training set in one batch",
     ] = 10
-    lr: Annotated[float, Gt(0), "eta"] = 0.005
-    momentum: Annotated[float, Ge(0), Lt(1), "rho"] = 0.9
+    lr: Annotated[float, Gt(0), "eta, the learning rate of local steps"] = 0.005
+    momentum: Annotated[float, Ge(0), Lt(1), "rho, momentum of local steps"] = 0.9
     momentum_policy: Annotated[
-        Literal["paper", "official"], "official: none where the code has none"
+        Literal["paper", "official"], "official: no momentum where the authors' code has none"
     ] = "paper"
     reset_momentum: Annotated[bool, "forget the momentum buffer between participations"] = False
     optimizer: Annotated[
@@ -53,6 +56,24 @@ class TrainConfig:
             return self
         share = (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
         return dataclasses.replace(self, lr=self.lr * share)
+
+
+@dataclass(frozen=True)
+class PersonalConfig:
+    """How a personal model is made of what a method leaves; [method.NAME] may override each key."""
+
+    frame: Annotated[
+        Literal["none", "serving", "training"],
+        "of the client's own class shares: put on the model that is scored and taken home, or "
+        "also while it is trained",
+    ] = "none"
+    blend: Annotated[
+        Annotated[float, Ge(0), Le(1)] | Literal["auto"],
+        "share of the own last model against the newest global one; auto: each client chooses",
+    ] = 1.0
+    refresh: Annotated[
+        bool, "after the last round every client trains once more from the final global model"
+    ] = False
 
 
 def hints(cls: type[Any]) -> dict[str, Any]:
@@ -119,6 +140,16 @@ def _rule(bounds: Sequence[Bound]) -> str:
     return " and ".join(
         f"{signs[type(bound)]} {limit:g}" for bound, limit in zip(bounds, limits, strict=True)
     )
+
+
+def check_pull(method: str, key: str, strength: float, train: TrainConfig) -> None:
+    """For methods with a leash: refuse one so strong that steps along it alone run away."""
+    limit = 2 * (1 + train.momentum) / train.lr
+    if train.optimizer == "sgd" and strength >= limit:
+        raise UserError(
+            f"method.{method}.{key}: must be < {limit:g}, which is 2 (1 + momentum) / lr (beyond "
+            f"it steps along the leash run away), found {strength:g}"
+        )
 
 
 def check_plain(method: str, train: TrainConfig, why: str) -> None:

@@ -14,7 +14,7 @@ from pgfed.data.federation import Shard
 from pgfed.methods.randomness import Rng, torch_stream
 from pgfed.methods.settings import TrainConfig
 from pgfed.model.flat import Stepped
-from pgfed.model.task import Task
+from pgfed.model.task import Beside, Task
 
 Kept = Mapping[str, Any]  # a client's state, or as much of it as holds momentum buffers
 
@@ -29,16 +29,26 @@ class Terms:
 
     ``constant`` is added to the gradient g of every step, ``extra(theta, g)`` adds to whatever g
     holds what depends on theta. ``before(theta)`` and ``after(theta)``, called around each step,
-    may change theta in place.
+    may change theta in place. ``beside`` is a term of each sample's loss.
     """
 
     constant: Tensor | None = None
     extra: Callable[[Tensor, Tensor], None] | None = None
     before: Callable[[Tensor], None] | None = None
     after: Callable[[Tensor], None] | None = None
+    beside: Beside | None = None
 
 
 NONE = Terms()
+
+
+def pull(strength: float, anchor: Tensor) -> Terms:
+    """A leash: the gradient of strength/2 |theta - anchor|^2, of the trained entries."""
+
+    def add(theta: Tensor, gradient: Tensor) -> None:
+        gradient.add_(theta - anchor, alpha=strength)
+
+    return Terms(extra=add)
 
 
 class Descent:
@@ -204,7 +214,7 @@ def sgd(
     """
     step = Step(task, theta, train, kept or {}, terms=terms, part=part, key=key)
     for x, y in task.batches(data, train.batch_size, rng, epochs=train.epochs, purpose=purpose):
-        task.add_gradient(step.theta, x, y, step.collect(), part=part)
+        task.add_gradient(step.theta, x, y, step.collect(), part=part, beside=terms.beside)
         step.take()
     return step.theta, step.kept
 

@@ -34,14 +34,14 @@ def trained_to_the_end(
 
     A fifth of few samples says little, so each of the five is held out in turn; what was held out
     is judged together, by the task's metric and then by the loss. It stops when ``patience`` epochs
-    have brought nothing, or after ``most``. Fewer than ``least`` are never taken.
+    have brought nothing, or after ``most``. Fewer than ``least`` are never taken. Samples of one
+    group (a patient's) are held out together.
     """
     epochs = 0
-    if len(data) >= FOLDS:
-        order = rng.permutation(len(data), "held out").to(data.y.device)
-        folds = order.tensor_split(FOLDS)
+    folds = _folds(data, rng)
+    if len(folds) > 1:
         pairs = [
-            (_only(data, torch.cat([f for f in folds if f is not fold])), _only(data, fold))
+            (data.only(torch.cat([f for f in folds if f is not fold])), data.only(fold))
             for fold in (folds if len(data) < FEW else folds[:1])
         ]
         epochs = _best(task, theta, pairs, rng, train, most, patience)
@@ -50,8 +50,21 @@ def trained_to_the_end(
     return _after(task, theta, data, rng, train, max(epochs, least))
 
 
-def _only(data: Shard, index: Tensor) -> Shard:
-    return Shard(data.x[index], data.y[index])
+def _folds(data: Shard, rng: Rng) -> list[Tensor]:
+    """Fifths of the samples, by lot; none where there are too few. Groups stay whole: then as near
+    to fifths as that allows, and fewer of them where groups are few."""
+    device = data.y.device
+    if data.group is None:
+        if len(data) < FOLDS:
+            return []
+        return list(rng.permutation(len(data), "held out").to(device).tensor_split(FOLDS))
+    _, unit, size = torch.unique(data.group, return_inverse=True, return_counts=True)
+    order = rng.permutation(len(size), "held out")
+    middle = torch.empty(len(size))
+    middle[order] = size[order].cumsum(0) - size[order] / 2
+    fold = (middle / len(data) * FOLDS).long()[unit]
+    parts = (torch.nonzero(fold == k)[:, 0].to(device) for k in range(FOLDS))
+    return [part for part in parts if len(part)]
 
 
 def _best(

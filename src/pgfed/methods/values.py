@@ -14,6 +14,7 @@ Update = dict[str, Any]  # what a client sends back: all that ever leaves it
 Kind = Literal[
     "model",  # the shared part of a model
     "own",  # the rest of it
+    "step",  # how far the shared part has moved
     "gradient",  # of the shared part, without buffers
     "scalar",
     "row",  # one number for each client of the last round

@@ -82,7 +82,7 @@ class _Tensors:
                     kind = trained if p.requires_grad else self.frozen
                     self._add(kind, "parameter", prefix, owner, attribute, p)
             for attribute, buffer in owner._buffers.items():
-                if buffer is None or _joined(prefix, attribute) not in persistent:
+                if buffer is None or joined(prefix, attribute) not in persistent:
                     continue
                 kind = self.extra if buffer.dtype.is_floating_point else self.integers
                 kind = self.frozen if id(owner) in at_rest else kind
@@ -97,7 +97,7 @@ class _Tensors:
         attribute: str,
         tensor: Tensor,
     ) -> None:
-        name = _joined(prefix, attribute)
+        name = joined(prefix, attribute)
         known = self._known.get(id(tensor))
         if known is not None:
             known.names.append(name)
@@ -124,7 +124,7 @@ class _Tensors:
             raise UserError(f"model: {what} {name!r} is {tensor.dtype}, must be float32")
 
 
-def _joined(prefix: str, attribute: str) -> str:
+def joined(prefix: str, attribute: str) -> str:
     return f"{prefix}.{attribute}" if prefix else attribute
 
 
@@ -196,6 +196,10 @@ class FlatModule:
                     owner, attribute = e.places[0]
                     e.view(flat).copy_(getattr(owner, attribute))
         return flat
+
+    def entries(self, part: Stepped) -> list[Entry]:
+        """The tensors that a step of this part moves."""
+        return self._trained if part == "all" else self._entries[part]
 
     def initial(self) -> Tensor:
         """The vector the module was built with: the shared start of all clients."""

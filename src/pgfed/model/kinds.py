@@ -38,7 +38,7 @@ class Classes(BuiltIn):
         weights: Weights = "none",
     ) -> None:
         super().__init__(outputs, metric, also)
-        self._balanced = weights == "balanced"
+        self.balanced = weights == "balanced"
         self._weights: Tensor | None = None
         if isinstance(weights, list):
             self._weights = _weights(weights, self.outputs)
@@ -47,6 +47,10 @@ class Classes(BuiltIn):
     def positive(self) -> int | None:
         """The class that binary metrics are about."""
         return None
+
+    @property
+    def cross_entropy(self) -> bool:  # type: ignore[override]
+        return self._weights is None and type(self) in (Classes, Binary)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self._weights is None:
@@ -66,7 +70,7 @@ class Classes(BuiltIn):
         return None if self._weights is None else self._weights.to(outputs)
 
     def at(self, targets: Tensor) -> Self:
-        if not self._balanced:
+        if not self.balanced:
             return self
         own = copy.copy(self)
         counts = torch.bincount(targets.reshape(-1), minlength=len(self.outputs))
@@ -225,25 +229,23 @@ class Segmentation(Classes):
 
     def outcomes(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The image's Dice, of outputs that are reduced."""
-        return torch.from_numpy(self._each(outputs, targets, "dice"))
+        return torch.from_numpy(self._each(outputs, targets)["dice"])
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(1)
 
     def _scores(self, names: Sequence[str], pairs: Pairs) -> dict[str, float | None]:
-        found: dict[str, float | None] = {}
-        for name in names:
-            each = [self._each(masks, targets, name) for masks, targets in pairs]
-            found[name] = float(np.concatenate(each).mean()) if each else None
-        return found
+        if not pairs:
+            return dict.fromkeys(names)
+        each = [self._each(masks, targets) for masks, targets in pairs]
+        return {name: float(np.concatenate([e[name] for e in each]).mean()) for name in names}
 
-    def _each(self, masks: Tensor, targets: Tensor, name: str) -> NDArray[np.float64]:
+    def _each(self, masks: Tensor, targets: Tensor) -> dict[str, NDArray[np.float64]]:
+        """Of each image all metrics."""
         predicted, y = masks.cpu().numpy(), targets.cpu().numpy()
-        if name == "accuracy":
-            right: NDArray[np.float64] = (predicted == y).reshape(len(y), -1).mean(1)
-            return right
         dice, iou = scoring.overlap(predicted, y, len(self.outputs))
-        return dice if name == "dice" else iou
+        right: NDArray[np.float64] = (predicted == y).reshape(len(y), -1).mean(1)
+        return {"dice": dice, "iou": iou, "accuracy": right}
 
 
 KINDS: dict[str, type[BuiltIn]] = {

@@ -54,6 +54,8 @@ class CNN(nn.Module):
 class MLP(nn.Module):
     """One hidden layer: for feature vectors and very small images."""
 
+    chain = ("fc1", "fc2")
+
     def __init__(self, input_shape: tuple[int, ...], classes: int, hidden: int = 128) -> None:
         super().__init__()
         self.fc1 = nn.Linear(int(torch.Size(input_shape).numel()), hidden)
@@ -66,6 +68,8 @@ class MLP(nn.Module):
 
 class Linear(nn.Sequential):
     """One linear layer on all of a sample: logistic or linear regression."""
+
+    chain = ("1",)
 
     def __init__(self, input_shape: tuple[int, ...], outputs: int) -> None:
         super().__init__(nn.Flatten(), nn.Linear(int(torch.Size(input_shape).numel()), outputs))

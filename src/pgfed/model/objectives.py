@@ -47,6 +47,8 @@ class Objective:
 
     # -- what is minimised
 
+    cross_entropy: bool = False  # the loss is just that, the mean over the batch
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean over the batch."""
         return self.losses(outputs, targets).mean()

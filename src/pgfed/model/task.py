@@ -8,18 +8,20 @@ product of a gradient and a model is one ``torch.dot``, and ``base`` and ``head`
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pgfed.data.augment import Augment
 from pgfed.data.federation import Shard
 from pgfed.errors import UserError, first_line
-from pgfed.model.flat import FlatModule, Stepped
+from pgfed.model.explicit import chain_of
+from pgfed.model.flat import FlatModule, Stepped, joined
 from pgfed.model.kinds import CLASSES
 from pgfed.model.objectives import Objective
 
@@ -45,6 +47,18 @@ class Scores:
     score: float | None  # the primary metric; None where it is undefined
 
 
+@dataclass(frozen=True)
+class Beside:
+    """A term of each sample's loss beside the objective's, of the features that the head is given.
+
+    ``losses(z, y, *others)`` gives one number per sample from its features at theta and, without a
+    gradient and in evaluation mode, at each of ``models``.
+    """
+
+    losses: Callable[..., Tensor]
+    models: tuple[Tensor, ...] = ()
+
+
 class Task(FlatModule):
     """What a client's work is done with: batches of samples, and derivatives at any vector.
 
@@ -54,6 +68,8 @@ class Task(FlatModule):
     """
 
     augment: Augment | None = None  # what is done to the samples of steps; of a client's view
+    # Added to the outputs wherever they are compared with targets; of a client's view (`frames`).
+    offset: Tensor | None = None
 
     def __init__(
         self,
@@ -71,9 +87,11 @@ class Task(FlatModule):
         self.objective = objective
         probe = torch.zeros(2, *self.input_shape) if example is None else example
         probe = probe.to(device)
+        self.input_type = probe.dtype
         self.outputs = _outputs(module.to(device).eval(), probe, objective.targets == "masks")
         super().__init__(module, head, device)
         self._probe_head(probe)
+        self._chain = chain_of(module, self._trained) if self.device.type == "cpu" else None
 
     def _probe_head(self, probe: Tensor) -> None:
         """Check once that the head is the last layer executed, so that the model splits there."""
@@ -93,6 +111,10 @@ class Task(FlatModule):
         own = {id(part) for part in head.modules()}
         tied = any(id(at) not in own for e in self._entries["head"] for at, _ in e.places)
         self.linear_head = isinstance(head, nn.Linear) and not tied
+        bias = joined(self.head_name, "bias")
+        self.head_bias = next(
+            (slice(e.start, e.stop) for e in self._entries["head"] if bias in e.names), None
+        )
         self.width = int(z.shape[1]) if z.ndim == 2 else 0  # features that the head is given
 
     # -- one client's view ---------------------------------------------------------------------
@@ -103,6 +125,19 @@ class Task(FlatModule):
         own = copy.copy(self)
         own.objective = self.objective.at(train.y)
         return own
+
+    def framed(self, outputs: Tensor) -> Tensor:
+        """The model's outputs as this view compares them with targets."""
+        return outputs if self.offset is None else outputs + self.offset
+
+    def folded(self, theta: Tensor, offset: Tensor | None) -> Tensor:
+        """The model whose plain outputs are those of ``theta`` with the offset added."""
+        if offset is None:
+            return theta
+        assert self.head_bias is not None, "checked by frames.check"
+        theta = theta.clone()
+        theta[self.head_bias] += offset
+        return theta
 
     @property
     def home(self) -> Task:
@@ -129,6 +164,13 @@ class Task(FlatModule):
         for index in _indices(data, batch_size, rng, epochs, purpose):
             x, y = data.batch(index)
             yield (x, y) if change is None or draw is None else change(x, y, draw)
+
+    def portions(
+        self, data: Shard, size: int, parts: int, rng: Streams, *, epochs: int = 1
+    ) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """So many mini-batches of ``size`` at a time, without a sample in common."""
+        for x, y in self.batches(data, size * parts, rng, epochs=epochs):
+            yield list(zip(torch.split(x, size), torch.split(y, size), strict=True))
 
     def head_batches(
         self,
@@ -185,15 +227,25 @@ class Task(FlatModule):
         *,
         part: Stepped = "all",
         training: bool = True,
+        beside: Beside | None = None,
     ) -> Tensor:
         """Add the gradient of the batch's mean loss at ``theta`` to ``out``; return the loss.
 
         ``out`` is any vector of at least ``d`` entries; only those of ``part`` are touched. Passing
         the momentum buffer, already scaled, makes the momentum step one pass shorter.
         """
+        plain = self.objective.cross_entropy and self.offset is None and beside is None
+        if self._chain is not None and plain:
+            return self._chain.add_gradient(theta, x, y, out, part)
+        others = [self.features(model, x) for model in beside.models] if beside else []
         # A single sample has no batch statistics to normalise by.
         self._bind(theta, out, part, training and len(y) > 1)
-        loss = self.objective.loss(self.module(x), y)
+        if beside is None:
+            loss = self.objective.loss(self.framed(self.module(x)), y)
+        else:
+            z = self._before_head(x)
+            outputs = self.framed(self.module.get_submodule(self.head_name)(z))
+            loss = self.objective.loss(outputs, y) + beside.losses(z, y, *others).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -201,9 +253,33 @@ class Task(FlatModule):
         """As `add_gradient` for the head alone, from features ``z`` computed before."""
         self._bind(theta, out, "head", training=False)
         head = self.module.get_submodule(self.head_name)
-        loss = self.objective.loss(head(z), y)
+        loss = self.objective.loss(self.framed(head(z)), y)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def add_gradient_and_heads(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        out: Tensor,
+        *,
+        offset: Tensor,
+        head: Tensor,
+        head_out: Tensor,
+    ) -> None:
+        """As `add_gradient`, with ``offset`` added to the outputs; and from the same pass the
+        gradient of a further linear ``head`` beside the model's own, added to ``head_out``.
+
+        The further head's loss does not reach the model, nor does the offset reach it.
+        """
+        z, outputs = self.forward(theta, x, out)
+        own = head.detach().requires_grad_()
+        own.grad = head_out
+        common = self.objective.loss(outputs + offset, y)
+        beside = _linear(own, z.detach(), self.outputs)
+        personal = self.objective.loss(outputs.detach() + beside, y)
+        (common + personal).backward()  # type: ignore[no-untyped-call]
 
     def forward(self, theta: Tensor, x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         """Features and outputs in training mode, for losses that need both from one pass.
@@ -213,7 +289,7 @@ class Task(FlatModule):
         self._bind(theta, out, "all", training=len(x) > 1)
         z = self._before_head(x)
         outputs: Tensor = self.module.get_submodule(self.head_name)(z)
-        return z, outputs
+        return z, self.framed(outputs)
 
     def gradient(self, theta: Tensor, x: Tensor, y: Tensor, *, training: bool = True) -> Tensor:
         """The gradient of the batch's mean loss at ``theta``, as a new vector of ``d`` entries."""
@@ -225,7 +301,7 @@ class Task(FlatModule):
         """The Hessian of the batch's mean loss at ``theta``, times ``vector`` (both of size d)."""
         self._bind(theta, None, "all", training=len(y) > 1)
         parameters = [e.parameter for e in self._trained]
-        loss = self.objective.loss(self.module(x), y)
+        loss = self.objective.loss(self.framed(self.module(x)), y)
         gradients = torch.autograd.grad(loss, parameters, create_graph=True)
         inner = torch.stack(
             [(g * e.view(vector)).sum() for g, e in zip(gradients, self._trained, strict=True)]
@@ -268,7 +344,7 @@ class Task(FlatModule):
         size = EVALUATION_BATCH if data.x[:1].numel() <= LARGE else LARGE_BATCH
         for start in range(0, len(data), size):
             x, y = data.batch(slice(start, min(start + size, len(data))))
-            yield self.logits(theta, x), y
+            yield self.framed(self.logits(theta, x)), y
 
     def score(self, theta: Tensor, data: Shard) -> Scores:
         """Loss and primary metric over all of ``data``."""
@@ -289,6 +365,16 @@ class Task(FlatModule):
         """The mean loss over all of ``data``."""
         return self.score(theta, data).loss / len(data)
 
+    def losses(self, thetas: Sequence[Tensor], data: Shard) -> list[float]:
+        """The mean loss of each of several models over all of ``data``."""
+        trial = torch.empty_like(thetas[0])  # one aligned place: equal bits on all engines
+        return [self.loss(trial.copy_(theta), data) for theta in thetas]
+
+    def decreases(self, anchor: Tensor, thetas: Sequence[Tensor], data: Shard) -> list[float]:
+        """By how much the mean loss of each model is below that of ``anchor``."""
+        before = self.loss(anchor, data)
+        return [before - loss for loss in self.losses(thetas, data)]
+
 
 def _indices(
     data: Shard, batch_size: int, rng: Streams, epochs: int, purpose: str
@@ -298,6 +384,13 @@ def _indices(
         order = rng.permutation(len(data), purpose, epoch).to(data.y.device)
         for start in range(0, len(data) - size + 1, size):
             yield order[start : start + size]
+
+
+def _linear(head: Tensor, z: Tensor, outputs: int) -> Tensor:
+    """The linear layer whose weights, then biases (if it has any), are ``head``."""
+    weights = outputs * z.shape[1]
+    bias = head[weights:] if len(head) > weights else None
+    return F.linear(z, head[:weights].view(outputs, -1), bias)
 
 
 def _outputs(module: nn.Module, probe: Tensor, masks: bool) -> int:

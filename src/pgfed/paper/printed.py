@@ -8,6 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from pgfed.methods.registry import NAMES
 from pgfed.results.comparison import Group, Method
 
 # our name -> the paper's
@@ -35,6 +36,15 @@ DATASETS = {
     "office-home": "Office-Home",
 }
 ACCURACY_TABLES = ("main_results", "organamnist", "officehome")
+
+
+def printed_name(name: str, label: str) -> str:
+    """A method as papers write it: the paper's own spelling, otherwise its class's name.
+
+    ``label`` may say more than the name, which is kept.
+    """
+    known = METHODS.get(name) or (NAMES[name].home.partition(":")[2] if name in NAMES else name)
+    return known + label.removeprefix(name)
 
 
 @cache
@@ -74,12 +84,6 @@ def gain(group: Group, method: Method) -> dict[str, Any] | None:
 def rounds_to_70(group: Group, method: Method) -> int | None:
     row = next(_rows(group, method, "rounds_to_70"), None)
     return None if row is None else int(row["rounds"])
-
-
-def relative_speed(group: Group, method: Method) -> float | None:
-    """Images per second relative to FedAvg's."""
-    row = next(_rows(group, method, "local_computation_speed"), None)
-    return None if row is None else row["relative_speed_percent"] / 100
 
 
 def bytes_ratio(method: Method) -> float | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pgfed.errors import UserError
 
 if TYPE_CHECKING:
+    from pgfed.model.metrics import Metric
     from pgfed.results.comparison import Group
 
 
@@ -29,18 +32,28 @@ def read(folders: Sequence[Path]) -> list[Group]:
     return group([load(folder) for folder in folders])
 
 
-def render(groups: Sequence[Group], format: Format = Format.html) -> str:
-    """The report as text."""
-    from pgfed.report import page
-    from pgfed.report import text as formats
+def render(groups: Sequence[Group], format: Format = Format.html, table: str | None = None) -> str:
+    """The report as text; of Markdown and LaTeX also a single table."""
+    match format:
+        case Format.md:
+            from pgfed.report.text import markdown_report
 
-    writers = {
-        Format.html: page.render,
-        Format.md: formats.markdown_report,
-        Format.csv: formats.comma_separated,
-        Format.latex: formats.latex_report,
-    }
-    return writers[format](groups)
+            return markdown_report(groups, table)
+        case Format.latex:
+            from pgfed.report.latex import latex_report
+
+            return latex_report(groups, table)
+    if table is not None:
+        raise UserError(
+            f"--table: found with --format {format}; allowed: with --format latex or md"
+        )
+    if format is Format.csv:
+        from pgfed.report.text import comma_separated
+
+        return comma_separated(groups)
+    from pgfed.report.pages.page import render as page
+
+    return page(groups)
 
 
 def possible() -> bool:
@@ -57,8 +70,16 @@ def write_page(folder: Path) -> Path:
     return path
 
 
+def write_site_page(path: Path, rows: Sequence[Mapping[str, Any]], metric: Metric) -> None:
+    """Write a site's own page; ``rows``: of one run, as in the site's report.csv."""
+    from pgfed.engine.storage.durable import write_atomic
+    from pgfed.report.pages.site import site_page
+
+    write_atomic(path, site_page(rows, metric))
+
+
 def write_figures(groups: Sequence[Group], folder: Path) -> list[Path]:
-    """Write the figures as PNG and SVG files."""
+    """Write the figures as PDF, PNG and SVG files."""
     from pgfed.report.images.runs import save
 
     return save(groups, folder)

@@ -1,4 +1,4 @@
-"""Tables as Markdown, CSV and LaTeX."""
+"""Tables as Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pgfed.report.tables import clients, federation, matrix, results
+from pgfed.errors import unknown
+from pgfed.report.tables import clients, federation, matrix, privacy, results
 from pgfed.report.tables.against_paper import against_paper, domains_against_paper
 from pgfed.report.tables.cells import Cell, Table
 from pgfed.results import statistics as stats
@@ -17,27 +18,51 @@ from pgfed.results.statistics import Comparison
 from pgfed.results.verdict import judge
 
 CSV_COLUMNS = (
-    *("federation", "method", "seeds", "metric", "last10", "last10_std", "best", "best_std"),
+    *(
+        "federation",
+        "method",
+        "seeds",
+        "metric",
+        "kept",
+        "kept_std",
+        "last",
+        "last_std",
+        "window",
+        "best",
+        "best_std",
+    ),
     *("gain", "gain_low", "gain_high", "gain_std_clients", "gain_worst_decile"),
-    *("clients_gained", "clients_lost", "clients_unchanged"),
+    *("clients_gained", "clients_lost", "clients_untold"),
     *("over_control", "over_control_low", "over_control_high"),
     *("bytes", "images_per_second", "replies_dropped"),
 )
 
 
-def all_tables(groups: Sequence[Group]) -> Iterator[tuple[str, Table]]:
-    """Every table that has rows, with a heading."""
+def all_tables(
+    groups: Sequence[Group], name: str | None = None
+) -> list[tuple[int | None, str, Table]]:
+    """Every table that has rows, or those of this name: of which group (None: of all), heading."""
+    found = list(_tables(groups))
+    names = dict.fromkeys(table.name for _, _, table in found)
+    if name is not None and name not in names:
+        raise unknown("--table", name, names)
+    return [one for one in found if name in (None, one[2].name)]
+
+
+def _tables(groups: Sequence[Group]) -> Iterator[tuple[int | None, str, Table]]:
     if len(groups) > 1:
-        yield "All federations", results.overview(groups)
-    for group in groups:
+        yield None, "All federations", results.overview(groups)
+    for index, group in enumerate(groups):
         found = {
             "Results": results.results(group),
             "What a method's own objective adds": results.control(group),
+            "Every client": clients.each(group),
             f"Gain over {group.over}": clients.gains(group),
             "Rounds to a score": results.speed(group),
             "By domain": clients.domains(group),
             "The matrix A": matrix.matrix(group),
             "Site by site": federation.sites(group),
+            "Privacy": privacy.spent(group),
             "Attack and defence": federation.attack(group),
             "Replies that did not count": federation.dropped(group),
             "Beside the paper": against_paper(group),
@@ -45,25 +70,23 @@ def all_tables(groups: Sequence[Group]) -> Iterator[tuple[str, Table]]:
         }
         for heading, table in found.items():
             if table:
-                yield (heading if len(groups) == 1 else f"{group.title}: {heading}"), table
+                several = len(groups) > 1
+                yield index, f"{group.title}: {heading}" if several else heading, table
 
 
-def markdown_report(groups: Sequence[Group]) -> str:
-    """The verdict and all tables."""
+def markdown_report(groups: Sequence[Group], name: str | None = None) -> str:
+    """The verdict and all tables; or the tables of this name alone."""
+    if name is not None:
+        return "\n".join(markdown(table) for _, _, table in all_tables(groups, name))
     lines = []
     for group in groups:
         verdict = judge(group)
         lines += [f"# {_md(group.title)}", "", f"**{_md(verdict.headline)}**", ""]
         lines += [_md(" ".join(verdict.sentences)), ""]
         lines += [f"- {_md(caveat)}" for caveat in verdict.caveats]
-    for heading, table in all_tables(groups):
+    for _, heading, table in all_tables(groups):
         lines += ["", f"## {_md(heading)}", "", markdown(table)]
     return "\n".join(lines)
-
-
-def latex_report(groups: Sequence[Group]) -> str:
-    """All tables; they need the package booktabs."""
-    return "\n".join(latex(table) for _, table in all_tables(groups))
 
 
 def markdown(table: Table) -> str:
@@ -103,11 +126,12 @@ def comma_separated(groups: Sequence[Group]) -> str:
             over_control = None if other is None else group.compare(method, other)
             writer.writerow(
                 [group.title, method.label, " ".join(map(str, method.seeds)), group.metric.name]
-                + _numbers(*stats.mean_std(method.means("last10")))
+                + _numbers(*stats.mean_std(method.means("kept")))
+                + [*_numbers(*stats.mean_std(method.means("last"))), str(method.window)]
                 + _numbers(*stats.mean_std(method.means("best")))
                 + _csv_interval(over_local)
                 + (["", ""] if gain is None else _numbers(gain.std, gain.worst_decile))
-                + ([""] * 3 if gain is None else [gain.gained, gain.harmed, gain.unchanged])
+                + ([""] * 3 if gain is None else [gain.gained, gain.lost, gain.untold])
                 + _csv_interval(over_control)
                 + [f"{method.sent():.0f}"]
                 + _numbers(method.images_per_second() or float("nan"))
@@ -135,42 +159,3 @@ def _csv_interval(found: Comparison | None) -> list[str]:
 
 def _numbers(*values: float) -> list[str]:
     return ["" if np.isnan(value) else f"{value:.6g}" for value in values]
-
-
-def latex(table: Table) -> str:
-    """A booktabs table."""
-    columns = "l" + "r" * (len(table.columns) - 1)
-    rows = [" & ".join(_tex(_text(cell)) for cell in row) + r" \\" for row in table.rows]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{_tex(table.caption)}}}",
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            " & ".join(_tex(column.heading) for column in table.columns) + r" \\",
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-_TEX = {
-    "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "~": r"$\sim$",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "–": "--",
-    "−": "$-$",
-    "<": r"$<$",
-    ">": r"$>$",
-}
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(sign, sign) for sign in text)

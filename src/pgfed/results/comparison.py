@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -16,10 +16,14 @@ from pgfed.model.metrics import Metric
 from pgfed.results import statistics as stats
 from pgfed.results.folder.history import troubles
 from pgfed.results.formats import count
+from pgfed.results.gains.clients import Gain, gain_of
+from pgfed.results.gains.resampling import measure_of
 from pgfed.results.runs import Clients, MethodInfo, RunData, SeedRun
-from pgfed.results.statistics import Comparison, Floats, Gain, Helpfulness, Paired
+from pgfed.results.statistics import LEVEL, Comparison, Floats, Helpfulness, Paired
 
-Score = Literal["last10", "best", "final"]
+LONGEST = 30  # letters of a label that tables and figures have room for
+
+Score = Literal["kept", "last", "best", "final"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ class Method:
     about: MethodInfo
     settings: dict[str, Any]
     runs: dict[int, SeedRun]
+    # By seed the clients that attacked in some run: left out of every method's means.
+    left_out: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    folder: int = 1  # of the group's folders the one it is first found in
 
     @property
     def base(self) -> str:
@@ -60,9 +67,22 @@ class Method:
         return f"{self.label}, seed {run.seed}"
 
     def scores(self, which: Score, seeds: Sequence[int] | None = None) -> Floats:
-        """Seeds x clients."""
+        """Seeds x clients; NaN for who does not count."""
         chosen = self.seeds if seeds is None else seeds
-        return np.array([getattr(self.runs[seed], which) for seed in chosen])
+        found = np.array([getattr(self.runs[seed], which) for seed in chosen])
+        for row, seed in zip(found, chosen, strict=True):
+            row[sorted(self.left_out.get(seed, ()))] = np.nan
+        return found
+
+    @property
+    def window(self) -> int:
+        """Rounds that its last scores are means over; of several runs the most."""
+        return max(run.window for run in self.runs.values())
+
+    def mean(self, which: Score = "kept") -> float:
+        """Over the clients, then over the seeds; NaN if none was scored."""
+        means = self.means(which)
+        return float(np.mean(means)) if means else float("nan")
 
     def means(self, which: Score) -> list[float]:
         """Over the clients, per seed."""
@@ -130,7 +150,8 @@ class Group:
     title: str
     folders: list[RunData]
     methods: list[Method]
-    _paired: dict[tuple[int, ...], Paired] = field(default_factory=dict, repr=False)
+    _paired: dict[Any, Paired] = field(default_factory=dict, repr=False)
+    _gains: dict[tuple[str, str], Gain] = field(default_factory=dict, repr=False)
     _helpfulness: dict[tuple[str, int], Helpfulness] = field(default_factory=dict, repr=False)
 
     @property
@@ -153,11 +174,11 @@ class Group:
 
     def baseline(self, like: Method) -> Method | None:
         """What gains are over: of the baselines the one with the better mean, for all clients."""
-        found = [m for m in self.methods if m.about.role == "baseline" and m.means("last10")]
+        found = [m for m in self.methods if m.about.role == "baseline" and m.means("kept")]
         bases = dict.fromkeys(m.base for m in found)
         nearest = [m for base in bases if (m := _nearest_of(base, found, like)) is not None]
         sign = self.metric.sign
-        return max(nearest, key=lambda m: sign * float(np.mean(m.means("last10"))), default=None)
+        return max(nearest, key=lambda m: sign * m.mean(), default=None)
 
     @cached_property
     def over(self) -> str:
@@ -173,36 +194,54 @@ class Group:
         """Whether some method is held against it."""
         return any(self.control(other) is method for other in self.methods)
 
-    def compare(self, a: Method, b: Method) -> Comparison | None:
-        """How much better a is than b, over the clients and the seeds that both have, on the last
-        ten rounds."""
+    def compare(self, a: Method, b: Method, level: float = LEVEL) -> Comparison | None:
+        """How much better a's kept models are than b's, over the clients and the seeds that both
+        have."""
         seeds = tuple(sorted(a.runs.keys() & b.runs.keys()))
         if not seeds:
             return None
-        if seeds not in self._paired:
-            have = [m for m in self.methods if m.runs.keys() >= set(seeds)]
+        have = [
+            m
+            for m in self.methods
+            if m.runs.keys() >= set(seeds) and (m.sound or m.label in (a.label, b.label))
+        ]
+        key = seeds, tuple(m.label for m in have)
+        if key not in self._paired:
             sign = self.metric.sign
-            self._paired[seeds] = Paired({m.label: sign * m.scores("last10", seeds) for m in have})
-        found = self._paired[seeds].difference(a.label, b.label)
+            self._paired[key] = Paired({m.label: sign * m.scores("kept", seeds) for m in have})
+        found = self._paired[key].difference(a.label, b.label, level)
         return None if np.isnan(found.mean) else found
 
-    def gain(
-        self, method: Method, which: Score = "last10", over: Method | None = None
-    ) -> Gain | None:
-        """Over the baseline, client by client; None without one, and for a baseline itself."""
-        if method.about.role == "baseline":
+    def gain(self, method: Method, over: Method | None = None) -> Gain | None:
+        """Over the baseline, by the kept models, client by client and with the evidence for it.
+
+        None without a baseline, and for a baseline itself.
+        """
+        if method.about.role == "baseline" and over is None:
             return None
         local = over or self.baseline(method)
-        if local is None:
+        if local is None or not (seeds := sorted(method.runs.keys() & local.runs.keys())):
             return None
-        seeds = sorted(method.runs.keys() & local.runs.keys())
-        if not seeds:
+        key = method.label, local.label
+        if key not in self._gains:
+            self._gains[key] = gain_of(
+                {seed: method.runs[seed] for seed in seeds},
+                {seed: local.runs[seed] for seed in seeds},
+                (method.scores("kept", seeds), local.scores("kept", seeds)),
+                self.clients.n_test,
+                measure_of(self.folders[0]),
+            )
+        found = self._gains[key]
+        return None if np.isnan(found.mean) else found
+
+    def gain_in_best_round(self, method: Method, over: Method) -> Floats | None:
+        """As the paper prints it: per client, in the rounds that were best on test data."""
+        seeds = sorted(method.runs.keys() & over.runs.keys())
+        if method.about.role == "baseline" or not seeds:
             return None
-        sign = self.metric.sign
-        gain = stats.individual_gain(
-            sign * method.scores(which, seeds), sign * local.scores(which, seeds)
-        )
-        return None if np.isnan(gain.mean) else gain
+        difference = method.scores("best", seeds) - over.scores("best", seeds)
+        each = stats.mean_over_seeds(self.metric.sign * difference)
+        return None if np.isnan(each).all() else each
 
     def helpfulness(self, method: Method, run: SeedRun) -> Helpfulness | None:
         """What the run's matrix A says; None for methods without one."""
@@ -217,11 +256,10 @@ class Group:
 
     @cached_property
     def ranked(self) -> list[Method]:
-        """The methods by their last ten rounds, best first; bounds and those without a score left
+        """The methods by their kept models, best first; bounds and those without a score left
         out."""
-        scored = [m for m in self.methods if m.means("last10") and m.about.role != "bound"]
-        sign = self.metric.sign
-        return sorted(scored, key=lambda m: -sign * float(np.mean(m.means("last10"))))
+        scored = [m for m in self.methods if m.means("kept") and m.about.role != "bound"]
+        return sorted(scored, key=lambda m: -self.metric.sign * m.mean())
 
 
 def different_settings(a: Method, b: Method) -> list[str]:
@@ -284,8 +322,7 @@ def _title(folder: RunData) -> str:
 def _methods(folders: Sequence[RunData]) -> list[Method]:
     """One per method and settings; equal settings with other seeds are the same method."""
     merged: list[Method] = []
-    sources: list[RunData] = []
-    for folder in folders:
+    for number, folder in enumerate(folders, start=1):
         for name, runs in folder.runs.items():
             settings = folder.settings(name)
             for method in merged:
@@ -294,13 +331,15 @@ def _methods(folders: Sequence[RunData]) -> list[Method]:
                     method.runs.update(runs)
                     break
             else:
-                merged.append(Method(name, name, folder.methods[name], settings, dict(runs)))
-                sources.append(folder)
-    labelled = [
-        replace(m, label=_label(m, merged, source))
-        for m, source in zip(merged, sources, strict=True)
-    ]
-    return _ordered(labelled)
+                about = folder.methods[name]
+                merged.append(Method(name, name, about, settings, dict(runs), folder=number))
+    left_out: dict[int, frozenset[int]] = {}
+    for method in merged:
+        for seed, run in method.runs.items():
+            left_out[seed] = left_out.get(seed, frozenset()) | run.attackers
+    return _ordered(
+        [replace(method, label=_label(method, merged), left_out=left_out) for method in merged]
+    )
 
 
 def _ordered(methods: list[Method]) -> list[Method]:
@@ -321,16 +360,16 @@ def _ordered(methods: list[Method]) -> list[Method]:
     return ordered
 
 
-def _label(method: Method, methods: Sequence[Method], source: RunData) -> str:
-    """The name, with the settings in which it differs from others of that name."""
+def _label(method: Method, methods: Sequence[Method]) -> str:
+    """The name; of several the one setting in which they differ, else which run it is of."""
     others = [m for m in methods if m.name == method.name and m is not method]
     if not others:
         return method.name
     own = method.settings
     keys = [key for key in own if any(m.settings.get(key) != own[key] for m in others)]
-    differences = ", ".join(f"{key}={own[key]}" for key in keys)
     unique = not any(_key(m.settings) == _key(own) for m in others)
-    return f"{method.name} ({differences if unique and differences else source.path.name})"
+    said = f"{method.name} ({keys[0]}={own[keys[0]]})" if unique and len(keys) == 1 else ""
+    return said if 0 < len(said) <= LONGEST else f"{method.name} [{method.folder}]"
 
 
 def _key(settings: dict[str, Any]) -> str:

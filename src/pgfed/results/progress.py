@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from pgfed.engine.callbacks import Callback, Record
+from pgfed.engine.callbacks import Observer, Record
 from pgfed.model.metrics import ACCURACY
 from pgfed.results.formats import duration, score
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EVERY = 2.0  # seconds between two plain lines
 
 
-class Progress(Callback):
+class Progress(Observer):
     """Counts rounds over all runs. Silent by itself; subclasses show what it knows."""
 
     def __init__(

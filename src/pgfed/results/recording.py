@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pgfed.engine.callbacks import Callback
+from pgfed.engine.callbacks import Observer
 from pgfed.engine.environment import environment
-from pgfed.engine.rounds import Run, Start
+from pgfed.engine.rounds import Run
 from pgfed.engine.runs import Past, execute
 from pgfed.engine.setup import Setup
+from pgfed.engine.storage.start import Start
 from pgfed.modules import NONE, Allowed
 from pgfed.results.folder import layout
+from pgfed.results.folder.jobs import Job, JobWriter
 from pgfed.results.folder.layout import seed_folder
 from pgfed.results.folder.writer import RunWriter, data_of, earlier
 from pgfed.results.kept.models import Models, ModelsInFolder
@@ -26,21 +28,28 @@ Kept = Mapping[tuple[str, int], Models]  # by method and seed
 def record(
     setup: Setup,
     folder: Path | None,
-    callbacks: Sequence[Callback] = (),
+    observers: Sequence[Observer] = (),
     *,
     resume: bool = False,
+    only: Job | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> tuple[RunData, Kept]:
     """Run everything; with a folder the models are read back from it, without they are kept.
 
-    ``resume``: go on with what the folder holds. ``warn`` is told what is no error.
+    ``resume``: go on with what the folder holds. ``only``: run this, in a folder that others fill
+    with the rest. ``warn`` is told what is no error.
     """
     if folder is None:
         memory = InMemory(setup)
-        execute(setup, [memory, *callbacks], memory)
+        execute(setup, [memory, *observers], memory)
         return memory.data, memory.models
-    with RunWriter(folder, setup, resume=resume, warn=warn) as writer:
-        execute(setup, [writer, *callbacks], writer)
+    opened = (
+        RunWriter(folder, setup, resume=resume, warn=warn)
+        if only is None
+        else JobWriter(folder, setup, only, warn=warn)
+    )
+    with opened as writer:
+        execute(setup, [writer, *observers], writer, only)
         writer.finish()
     return writer.data, models_in(writer.data)
 
@@ -55,7 +64,7 @@ def models_in(data: RunData, allowed: Allowed = NONE) -> dict[tuple[str, int], M
     return found
 
 
-class InMemory(Callback, Past):
+class InMemory(Observer, Past):
     """Keeps what came out, and the models: of the best round where asked for, else of the last."""
 
     def __init__(self, setup: Setup) -> None:

@@ -1,6 +1,6 @@
 """One data model of a run: its experiment, its clients, and what came out per method and seed.
 
-It is data. What follows from it are functions: the rows and sums of a run here, gains and
+It is data. What follows from it are functions: the rows and sums of a run in `summary`, gains and
 comparisons in `comparison`, the words in `verdict`. The writer writes it, the reader reads it, and
 whoever shows something of a run shows it from here. Importing this module does not import torch.
 """
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pgfed.config.experiment import LAST
 from pgfed.config.tables import BASE, Experiment
-from pgfed.methods.roles import Course, Role
+from pgfed.methods.roles import Course, Role, rounds_of
 from pgfed.model.metrics import Metric
-from pgfed.results.folder.history import History, history_of
+from pgfed.results.folder.history import History, history_of, window_of
 from pgfed.results.statistics import Floats, Ints, Pairs
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from pgfed.methods.contract import Algorithm
 
 NO_ATTACK = "none"
-TARGET = 0.7  # `rounds_to_target` in a summary, of metrics up to 1
 SCORES = ("best", "final", "mean")  # per client: in the best round, at the end, of the last rounds
+KEPT = "kept"  # likewise, of the models that are kept: those of the end, or the best on validation
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class MethodInfo:
 
     def rounds(self, experiment: Experiment) -> int:
         """How many it takes."""
-        return experiment.rounds if self.course == "rounds" else 1
+        return rounds_of(self.course, experiment.rounds)
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ class Evidence:
     outcome: NDArray[np.float32]  # per sample: 1 is right, 0 is wrong; an error
     outputs: NDArray[np.float32] | None  # samples x outputs; None for masks and where not read
     target: NDArray[Any] | None = None  # what would have been right; likewise
+    group: Ints | None = None  # samples of one patient have one number; None: each by itself
+    file: Path | None = None  # where outputs and targets are, if they were not read
 
     def scores(self) -> Floats:
         """Per client the mean outcome; NaN without test data."""
@@ -83,6 +86,22 @@ class Evidence:
         return scores
 
 
+# What a site says of its gain, and what these are called in clients.csv, in the order of `Told`.
+TOLD = ("gain", "gain_low", "gain_high", "gain_p", "samples_better", "samples_worse")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What sites found of their own gains, from evidence that stays with them: a number each."""
+
+    gain: Floats  # above zero is better
+    low: Floats
+    high: Floats
+    p: Floats
+    better: Floats  # test samples; NaN where samples are not right or wrong
+    worse: Floats
+
+
 @dataclass(frozen=True)
 class SeedRun:
     """One method under one seed, finished."""
@@ -90,17 +109,25 @@ class SeedRun:
     method: str
     seed: int
     history: History
-    scores: dict[str, Floats]  # of SCORES, per client; attackers too
+    scores: dict[str, Floats]  # of SCORES and KEPT, per client; attackers too
     matrix: dict[str, Any] | None = None  # the arrays of alpha.npz
+    exported: dict[str, Any] | None = None  # of method.npz: what other methods keep
     attackers: frozenset[int] = frozenset()  # clients that simulated an attack
     evidence: Evidence | None = None
     metrics: dict[str, Floats] = field(default_factory=dict)  # of the kept models, per client
+    window: int = LAST  # rounds that "mean" is over
+    told: Told | None = None  # of a federation: what the sites said of their gains
 
     # NaN for attackers, whose own models nobody asks about:
 
     @cached_property
-    def last10(self) -> Floats:
-        """Per client, the mean of the last ten rounds."""
+    def kept(self) -> Floats:
+        """Per client, of the models that are kept: what a client takes home."""
+        return self._honest(KEPT if KEPT in self.scores else "final")
+
+    @cached_property
+    def last(self) -> Floats:
+        """Per client, the mean of the last `window` rounds."""
         return self._honest("mean")
 
     @cached_property
@@ -162,16 +189,29 @@ class RunData:
     def settings(self, method: str) -> dict[str, Any]:
         """Everything that can change what this method gives on these clients, as flat keys."""
         e = self.experiment
+        own = e.method.get(method, {})
+        personal = {**asdict(e.personal), **own.get("personal", {})}
         return {
             "rounds": e.rounds,
             "cohort": e.cohort,
             **{f"model.{k}": v for k, v in asdict(e.model).items() if v is not None},
             **asdict(e.train),
             **({} if e.task.class_weights == "none" else {"class_weights": e.task.class_weights}),
-            **{k: v for k, v in e.method.get(method, {}).items() if k != BASE},
+            **{k: v for k, v in own.items() if k not in (BASE, "personal")},
+            **{f"personal.{k}": v for k, v in personal.items()},
             "aggregation": e.engine.aggregation,
             "attack": self.attack,
+            "privacy": self._privacy(method),
         }
+
+    def _privacy(self, method: str) -> str:
+        """What protects the records that a method trains on."""
+        if method not in self.environment.get("privacy", {}):
+            return "none"
+        table = self.experiment.privacy
+        if table.noise_multiplier is not None:
+            return f"noise {table.noise_multiplier:g}, clip {table.clip:g}"
+        return f"epsilon {table.epsilon:g}, clip {table.clip:g}"
 
     @property
     def attack(self) -> str:
@@ -256,20 +296,35 @@ def evidence_of(run: Run) -> tuple[Evidence, dict[str, Floats]]:
         outcome=outcome,
         outputs=joined("outputs"),
         target=joined("target"),
+        group=_groups(run.federation),
     )
     return evidence, {
         name: np.array([found[i][1].get(name, np.nan) for i in range(n)]) for name in names
     }
 
 
+def _groups(federation: Federation) -> Ints | None:
+    """Of all test samples, client after client."""
+    parts = [federation.groups(i, part=2) for i in range(len(federation))]
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if known else None
+
+
 def seed_run_of(
-    method: str, run: Run, evidence: Evidence | None, metrics: dict[str, Floats]
+    method: str,
+    run: Run,
+    evidence: Evidence | None,
+    metrics: dict[str, Floats],
+    told: Told | None = None,
 ) -> SeedRun:
     """What came out of a run that the engine has finished."""
+    window = window_of(run.rounds)
+    final = run.score.copy()
     scores = {
         "best": run.best_score_per_client.copy(),
-        "final": run.score.copy(),
-        "mean": run.last_scores.mean(axis=0),
+        "final": final,
+        "mean": run.last_scores[-window:].mean(axis=0),
+        KEPT: kept_scores(metrics.get(run.task.objective.metric), final),
     }
     return SeedRun(
         method=method,
@@ -277,10 +332,23 @@ def seed_run_of(
         history=history_of(run.history),
         scores=scores,
         matrix=run.alpha(),
+        exported=exported(run),
         attackers=run.attackers,
         evidence=evidence,
         metrics=metrics,
+        window=window,
+        told=told,
     )
+
+
+def kept_scores(metric: Floats | None, final: Floats) -> Floats:
+    """Of the kept models where they were scored by themselves, otherwise those of the end."""
+    return final.copy() if metric is None else np.where(np.isnan(metric), final, metric)
+
+
+def exported(run: Run) -> dict[str, Any] | None:
+    """What a method without a matrix A keeps: the clients' clusters, say."""
+    return None if run.alpha() else run.algorithm.export(run.server) or None
 
 
 # -- what follows ------------------------------------------------------------------------------

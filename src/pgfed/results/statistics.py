@@ -77,24 +77,32 @@ class Paired:
         shapes = {array.shape for array in values.values()}
         if len(shapes) != 1:
             raise ValueError(f"pairs are needed, found {sorted(shapes)}")
-        missing = [np.isnan(array).any(axis=0) for array in values.values()]
-        complete = ~np.any(missing, axis=0)
-        self._values = {name: array[:, complete] for name, array in values.items()}
-        self._resamples = resamples or _resamples(int(complete.sum()))
+        counted = ~np.any([np.isnan(array) for array in values.values()], axis=0)
+        some = counted.any(axis=0)
+        self._counted = counted[:, some]  # the same clients under a seed for every method
+        self._values = {name: np.where(counted, v, 0.0)[:, some] for name, v in values.items()}
+        self._resamples = resamples or _resamples(int(some.sum()))
         self._seed = seed
 
-    def difference(self, a: str, b: str) -> Comparison:
+    def mean(self, name: str) -> float:
+        """Over the clients that count, then over the seeds."""
+        return self._mean_of(self._values[name])
+
+    def _mean_of(self, values: Floats) -> float:
+        return float(np.mean(values.sum(axis=1) / self._counted.sum(axis=1)))
+
+    def difference(self, a: str, b: str, level: float = LEVEL) -> Comparison:
         """a - b with its bootstrap interval."""
         difference = self._values[a] - self._values[b]
         seeds = len(difference)
-        if difference.size == 0:
+        if not self._counted.size or not self._counted.any(axis=1).all():
             nan = float("nan")
             return Comparison(nan, nan, nan, 0, 0, 0, seeds)
         resampled = self._resampled[a] - self._resampled[b]
-        low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        each = mean_over_seeds(difference)
+        low, high = np.nanquantile(resampled, [(1 - level) / 2, (1 + level) / 2])
+        each = mean_over_seeds(np.where(self._counted, difference, np.nan))
         return Comparison(
-            mean=float(difference.mean()),
+            mean=self._mean_of(difference),
             low=float(low),
             high=float(high),
             better=int((each > 0).sum()),
@@ -112,9 +120,11 @@ class Paired:
         for count in _blocks(self._resamples, clients):
             by_seed = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=count)
             by_client = rng.multinomial(clients, np.full(clients, 1 / clients), size=count)
+            drawn = by_client @ self._counted.T.astype(np.float64)  # resamples x seeds
+            drawn[drawn == 0] = np.nan  # nobody who counts under that seed
             for name, values in self._values.items():
-                sums = np.einsum("bn,bn->b", by_seed @ values, by_client)
-                means[name].append(sums / values.size)
+                by_seed_mean = (by_client @ values.T) / drawn
+                means[name].append((by_seed * by_seed_mean).sum(axis=1) / seeds)
         return {name: np.concatenate(parts) for name, parts in means.items()}
 
 
@@ -131,35 +141,6 @@ def _blocks(total: int, width: int) -> Iterator[int]:
 
 
 # -- one method --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Gain:
-    """The gains of the clients over training alone, each client's mean over the seeds."""
-
-    per_client: Floats
-    mean: float
-    std: float  # sample, over the clients
-    worst_decile: float  # mean over the tenth of the clients that gained least
-    gained: int
-    harmed: int
-    unchanged: int
-
-
-def individual_gain(method: Floats, local: Floats) -> Gain:
-    """Seeds x clients of the method, and of the baseline ``local`` under the same seeds."""
-    each = mean_over_seeds(method - local)
-    known = np.sort(each[~np.isnan(each)])
-    mean, std = mean_std(known)
-    return Gain(
-        per_client=each,
-        mean=mean,
-        std=std,
-        worst_decile=worst_tenth(known),
-        gained=int((known > 0).sum()),
-        harmed=int((known < 0).sum()),
-        unchanged=int((known == 0).sum()),
-    )
 
 
 def worst_tenth(values: Floats) -> float:

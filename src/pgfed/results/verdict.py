@@ -1,176 +1,264 @@
 """A run in words: did federating help, whom, and what did a method itself add to its control?
 
-One verdict, for the terminal, the page and Python.
+One verdict, for the terminal, the page and Python. What is said of single clients is what their
+test samples carry (`pgfed.results.gains`); what is said of the average has an interval over the
+clients, and where these are few, over their test samples, too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
 from pgfed.model.metrics import ACCURACY, Metric
-from pgfed.results.comparison import Group, Method, different_settings
-from pgfed.results.formats import between, count, difference, gain, meaning, points, score, sentence
-from pgfed.results.statistics import Comparison, Gain
-from pgfed.results.summary import undefined
+from pgfed.results.caveats import (
+    FEW,
+    attacked,
+    blind,
+    caveats,
+    listed,
+    majority,
+    still_rising,
+    too_short,
+)
+from pgfed.results.comparison import Group, Method
+from pgfed.results.formats import between, difference, gain, meaning, points, score, sentence
+from pgfed.results.gains.clients import Gain, Statement
+from pgfed.results.statistics import LEVEL, Comparison
 
-NAMED = 8  # clients that a line names
-FEW = 10  # clients, below which a bootstrap over them is crude
+Outcome = Literal["helped", "harmed", "no-clear-difference", "cannot-be-told"]
+
+ABOUT = (
+    "Clear is what test samples show of these models (false discoveries held at 5 % over the "
+    "clients); training again may give others."
+)
+NO_EVIDENCE = (
+    "What the models gave for each sample is not known here, so nobody is counted: the sign of a "
+    "difference is no evidence."
+)
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """What a run allows to be said, in words and for programs."""
+
     headline: str
     sentences: list[str]
     caveats: list[str]
+    outcome: Outcome = "cannot-be-told"  # over the clients on average, or of those that are clear
+    method: str | None = None  # that it is about
+    baseline: str | None = None  # that its clients would have had otherwise
+    gained: int | None = None  # clients, clearly; None where it cannot be counted
+    lost: int | None = None
+    untold: int | None = None
 
     @property
     def lines(self) -> list[str]:
         """All of it, in the order in which it is read."""
         return [self.headline, *self.sentences, *self.caveats]
 
+    def __str__(self) -> str:
+        return self.headline
+
 
 def judge(group: Group) -> Verdict:
     """Everything the numbers allow to be said in a few sentences."""
-    if not group.ranked:
-        return Verdict(
-            "No client has test data on which the models could be judged.", [], caveats(group)
-        )
-    if len(group.clients) == 1:
-        return Verdict("One client: there is nothing to federate.", [], caveats(group))
+    first = attacked(group)
     sound = [method for method in group.ranked if method.sound]
-    if not sound or any(_baseline(m) and m not in sound for m in group.ranked):
-        headline = "Training failed, so it cannot be said whether federating helps."
-        return Verdict(headline, [], caveats(group))
-    if blind := _blind(group, sound):
-        return Verdict(blind[0], blind[1:], caveats(group))
-    headline, sentences = _help(group, sound)
-    return Verdict(
-        headline,
-        [*sentences, *_ties(group, sound), *_bound(group, sound), *_explicit(group, sound)],
-        caveats(group),
-    )
+    nothing = ""
+    if not group.ranked:
+        nothing = "No client has test data on which the models could be judged."
+    elif len(group.clients) == 1:
+        nothing = "One client: there is nothing to federate."
+    elif not sound or any(_baseline(m) and m not in sound for m in group.ranked):
+        nothing = "Training failed, so it cannot be said whether federating helps."
+    if nothing:
+        return Verdict(first + nothing, [], caveats(group))
+    if words := blind(group, sound):
+        return Verdict(first + words[0], words[1:], caveats(group))
+    found = _help(group, sound)
+    rest = [*_majority(group), *_ties(group, sound), *_bound(group, sound)]
+    more = [*found.sentences, *rest, *_explicit(group, sound)]
+    asked = [*found.caveats, *caveats(group)]
+    return replace(found, headline=first + found.headline, sentences=more, caveats=asked)
 
 
 def _baseline(method: Method) -> bool:
     return method.about.role == "baseline"
 
 
-def _blind(group: Group, ranked: list[Method]) -> list[str]:
-    """Where every model calls everything by one class: accuracy then only counts that class."""
-    if group.metric.name != ACCURACY.name:
-        return []
-    runs = [run for method in ranked for run in method.runs.values()]
-    if not runs or not all("predicted" in run.metrics for run in runs):
-        return []
-    known = [run.metrics["predicted"] for run in runs]
-    if any((values[~np.isnan(values)] > 1).any() for values in known):
-        return []
-    largest = float(np.nanmean([run.metrics["majority"] for run in runs]))
-    if largest == 1:  # there is but one class to predict
-        return []
-    return [
-        "Nothing was learned that accuracy can see: every model calls every sample by one class.",
-        f"That class alone is {score(largest, group.metric)} of a client's test data, so these "
-        'accuracies say nothing of the others. Judge by task.metric = "balanced-accuracy" or '
-        '"auc" (task.kind = "binary" for two classes); task.class_weights = "balanced" makes '
-        "rare classes count in training.",
-    ]
-
-
-def _bound(group: Group, ranked: list[Method]) -> list[str]:
-    """How far from sharing the data."""
-    bounds = [m for m in group.methods if m.about.role == "bound" and m.means("last10")]
-    on_trial = [method for method in ranked if not _baseline(method)]
-    if not bounds or not on_trial:
-        return []
-    sign, metric = group.metric.sign, group.metric
-    best = max(bounds, key=lambda m: sign * _last10(m))
-    found = group.compare(on_trial[0], best)
-    if found is None:
-        return []
-    return [
-        f"With all data in one place ({best.label}, which nobody here could choose) it would be "
-        f"{score(_last10(best), metric)}; {on_trial[0].label} is {difference(found, metric)}"
-        f"{points(metric)} from that ({between(found, metric)})."
-    ]
-
-
-def _help(group: Group, ranked: list[Method]) -> tuple[str, list[str]]:
-    leader = ranked[0]
-    reached = score(_last10(leader), group.metric)
-    if _baseline(leader):
-        others = [method for method in ranked if not _baseline(method)]
-        if not others:
-            return f"Training alone ({leader.label}) reaches {reached}; nothing else was run.", []
-        headline = (
-            f"Federating did not help: nothing beats training alone ({leader.label}, {reached})."
-        )
-        standing = _standing(group, others[0])
-        return headline, [sentence(standing.said)] if standing else []
-    standing = _standing(group, leader)
-    if standing is None:
-        verb = "scores highest" if len(ranked) > 1 else "was run alone"
-        return f"{leader.label} {verb} ({reached}).", [
-            "There is no baseline under the same seeds, so it cannot be said who gained: add alone "
-            "or local to the methods."
-        ]
-    sure = next(
-        (
-            found
-            for method in ranked
-            if (found := _standing(group, method)) is not None and found.compared.low > 0
-        ),
-        None,
-    )
-    if sure is not None:
-        headline = f"Federating helped {sure.gain.gained:,} of {sure.clients:,} clients."
-        also = [] if sure.method is leader else [f"Highest, but less surely: {standing.said}"]
-        return headline, [sentence(sure.said), *sure.harm, *also]
-    headline = "Federating made no clear difference on average."
-    if standing.compared.high < 0:
-        headline = f"Federating harmed {standing.gain.harmed:,} of {standing.clients:,} clients."
-    return headline, [sentence(standing.said), *standing.harm]
+# -- did it help? --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Standing:
     """A method against training alone."""
 
+    group: Group
     method: Method
-    said: str
-    harm: list[str]
+    alone: Method
     gain: Gain
     compared: Comparison
+    strict: Comparison  # with an interval that allows for how many methods were tried
 
     @property
-    def clients(self) -> int:
-        return self.gain.gained + self.gain.harmed + self.gain.unchanged
+    def side(self) -> int:
+        """1: clearly better on average; -1: clearly worse; 0: neither."""
+        low, high = self.strict.low, self.strict.high
+        if self.gain.known and self.gain.clients < FEW:  # too few to be drawn from by themselves
+            half = _half_width(self.gain, self.group.metric)
+            low, high = min(low, self.compared.mean - half), max(high, self.compared.mean + half)
+        return int(low > 0) - int(high < 0)
 
-
-def _standing(group: Group, method: Method) -> _Standing | None:
-    gained, local, metric = group.gain(method), group.baseline(method), group.metric
-    compared = None if local is None else group.compare(method, local)
-    if gained is None or local is None or compared is None:
-        return None
-    alone, together = (score(_last10(one), metric) for one in (local, method))
-    said = (
-        f"with {method.label}, {_named(metric)}{alone} alone ({local.label}) becomes {together}: "
-        f"{difference(compared, metric)}{points(metric)} on average over the clients "
-        f"({between(compared, metric)}); {count(gained.gained, 'client')} gained, "
-        f"{gained.harmed:,} lost, {gained.unchanged:,} unchanged."
-    )
-    harm = []
-    if gained.harmed:
-        worst = int(np.nanargmin(gained.per_client))
-        harm.append(
-            f"Client {group.clients.names[worst]} lost most, "
-            f"{gain(gained.per_client[worst], metric)}{points(metric)}; the worst-off tenth of the "
-            f"clients is at {gain(gained.worst_decile, metric)}."
+    @property
+    def said(self) -> str:
+        metric = self.group.metric
+        alone, together = (score(m.mean(), metric) for m in (self.alone, self.method))
+        return (
+            f"with {self.method.label}, {_named(metric)}{alone} alone ({self.alone.label}) becomes "
+            f"{together}: {difference(self.compared, metric)}{points(metric)} on average over the "
+            f"clients ({between(self.compared, metric)})."
         )
-    return _Standing(method, said, harm, gained, compared)
+
+
+def _half_width(gain: Gain, metric: Metric) -> float:
+    """Of the mean gain's interval, by the test samples of each client."""
+    known = ~np.isnan(gain.per_client)
+    half = ((gain.high - gain.low) / 2)[known]
+    half[np.isnan(half)] = metric.high - metric.low
+    return float(np.sqrt(np.square(half).sum()) / len(half))
+
+
+def _standing(group: Group, method: Method, tried: int) -> _Standing | None:
+    gained, alone = group.gain(method), group.baseline(method)
+    if gained is None or alone is None:
+        return None
+    compared = group.compare(method, alone)
+    strict = group.compare(method, alone, 1 - (1 - LEVEL) / tried)
+    if compared is None or strict is None:
+        return None
+    return _Standing(group, method, alone, gained, compared, strict)
+
+
+def _help(group: Group, ranked: list[Method]) -> Verdict:
+    on_trial = [method for method in ranked if not _baseline(method)]
+    if not on_trial:
+        reached = score(ranked[0].mean(), group.metric)
+        headline = f"Training alone ({ranked[0].label}) reaches {reached}; nothing else was run."
+        return Verdict(headline, [], [])
+    each = [s for m in on_trial if (s := _standing(group, m, len(on_trial))) is not None]
+    if not each:
+        leader = on_trial[0]
+        verb = "scores highest" if len(ranked) > 1 else "was run alone"
+        return Verdict(
+            f"{leader.label} {verb} ({score(leader.mean(), group.metric)}).",
+            [
+                "There is no baseline under the same seeds, so it cannot be said who gained: add "
+                "alone or local to the methods."
+            ],
+            [],
+            method=leader.label,
+        )
+    chosen = next((s for s in each if s.side > 0), each[0])
+    if short := too_short(group, chosen.method, chosen.alone, chosen.compared):
+        headline = "Too short to judge: it cannot be said yet whether federating helps."
+        over = chosen.alone.label
+        return Verdict(headline, short, [], method=chosen.method.label, baseline=over)
+    return _judged(group, chosen, each[0])
+
+
+def _judged(group: Group, chosen: _Standing, highest: _Standing) -> Verdict:
+    outcome, headline = _headline(chosen)
+    sentences = [sentence(chosen.said), *_who(chosen)]
+    if chosen is not highest:
+        sentences.append(f"Highest, but less surely: {highest.said}")
+    return Verdict(
+        headline,
+        sentences,
+        [
+            ABOUT if chosen.gain.known else NO_EVIDENCE,
+            *still_rising(group, (chosen.method, chosen.alone)),
+        ],
+        outcome=outcome,
+        method=chosen.method.label,
+        baseline=chosen.alone.label,
+        gained=chosen.gain.gained,
+        lost=chosen.gain.lost,
+        untold=chosen.gain.untold,
+    )
+
+
+def _headline(of: _Standing) -> tuple[Outcome, str]:
+    """By the average first; where that is not clear, by the clients that are."""
+    gained, lost, n = of.gain.gained or 0, of.gain.lost or 0, of.gain.clients
+    counts = counted(of.gain)
+    if of.side:
+        verb: Outcome = "helped" if of.side > 0 else "harmed"
+        if gained or lost:
+            return verb, f"Federating {verb}: {counts}."
+        alone = "; of no single client it can be told" if of.gain.known else ""
+        return verb, f"Federating {verb} on average{alone}."
+    if gained and not lost and of.compared.mean > 0:
+        return "helped", f"Federating helped {gained:,} of {n:,} clients clearly{_others(of)}."
+    if lost and not gained and of.compared.mean < 0:
+        return "harmed", f"Federating harmed {lost:,} of {n:,} clients clearly{_others(of)}."
+    if gained or lost:
+        return "no-clear-difference", f"No clear difference on average: {counts}."
+    return "no-clear-difference", (
+        "No clear difference: the evidence shows neither that federating helped nor that it harmed."
+    )
+
+
+def _others(of: _Standing) -> str:
+    return "; of the others, and of the average, it cannot be told"
+
+
+def counted(gain: Gain) -> str:
+    """How many clients clearly gained, clearly lost, or neither; nothing without evidence."""
+    if gain.gained is None or gain.lost is None or gain.untold is None:
+        return ""
+    lost = "none" if not gain.lost else f"{gain.lost:,}"
+    rest = f", of {gain.untold:,} it cannot be told" if gain.untold else ""
+    return f"{gain.gained:,} of {gain.clients:,} clients clearly gained, {lost} clearly lost{rest}"
+
+
+def own_gain(of: Gain, metric: Metric) -> str:
+    """What a site is told of its own gain; alone, nothing need be allowed for other clients."""
+    value, (low, high) = of.per_client[0], (of.low[0], of.high[0])
+    said = f"your gain over training alone: {gain(value, metric)}{points(metric)}"
+    if np.isnan(low):
+        return f"{said} (too few test samples to say how surely)"
+    clear = (of.statements[0] or "cannot be told").replace("cannot", "by itself it cannot")
+    interval = f"95 % interval {gain(low, metric)} to {gain(high, metric)}"
+    return f"{said} ({interval}; {of.behind(0)}): {clear}"
+
+
+def _who(of: _Standing) -> list[str]:
+    """Who gained and who lost, by name, with what stands behind it."""
+    group, lines = of.group, []
+    wanted: tuple[Statement, ...] = ("clearly gained", "clearly lost")
+    for statement in wanted:
+        found = [i for i, said in enumerate(of.gain.statements) if said == statement]
+        found.sort(key=lambda i: -abs(of.gain.per_client[i]))
+        if found:
+            names = listed(_told(of, i) for i in found)
+            lines.append(f"{sentence(statement)}: {names}.")
+    worst = int(np.nanargmin(of.gain.per_client))
+    if of.gain.per_client[worst] < 0 and not of.gain.lost:
+        chance = ", which may be chance" if of.gain.known else ""
+        lines.append(
+            f"Worst off: {_told(of, worst)}{chance}; the worst-off tenth of the clients is at "
+            f"{gain(of.gain.worst_decile, group.metric)}."
+        )
+    return lines
+
+
+def _told(of: _Standing, client: int) -> str:
+    metric = of.group.metric
+    value = f"{gain(of.gain.per_client[client], metric)}{points(metric)}"
+    return f"{of.group.clients.names[client]} ({value}, {of.gain.behind(client)})"
 
 
 def _named(metric: Metric) -> str:
@@ -178,6 +266,42 @@ def _named(metric: Metric) -> str:
     if metric.name == ACCURACY.name:
         return ""
     return f"{metric.title} " if metric.more_is_better else f"{metric.title} (less is better) "
+
+
+# -- beside what ---------------------------------------------------------------------------------
+
+
+def last_rounds(group: Group) -> str:
+    """What the mean over the last rounds is called: by its real window."""
+    windows = sorted({m.window for m in group.methods if m.about.course == "rounds"} or {1})
+    if windows == [1]:
+        return "Last round"
+    return f"Last {' to '.join(str(w) for w in dict.fromkeys((windows[0], windows[-1])))} rounds"
+
+
+def _majority(group: Group) -> list[str]:
+    share = majority(group)
+    if share is None:
+        return []
+    return [f"To name each client's largest class every time would give {score(share, ACCURACY)}."]
+
+
+def _bound(group: Group, ranked: list[Method]) -> list[str]:
+    """How far from sharing the data."""
+    bounds = [m for m in group.methods if m.about.role == "bound" and m.means("kept")]
+    on_trial = [method for method in ranked if not _baseline(method)]
+    if not bounds or not on_trial:
+        return []
+    sign, metric = group.metric.sign, group.metric
+    best = max(bounds, key=lambda m: sign * m.mean())
+    found = group.compare(on_trial[0], best)
+    if found is None:
+        return []
+    return [
+        f"With all data in one place ({best.label}, which nobody here could choose) it would be "
+        f"{score(best.mean(), metric)}; {on_trial[0].label} is {difference(found, metric)}"
+        f"{points(metric)} from that ({between(found, metric)})."
+    ]
 
 
 def _ties(group: Group, ranked: list[Method]) -> list[str]:
@@ -221,71 +345,3 @@ def _explicit(group: Group, ranked: list[Method]) -> list[str]:
 
 def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def one_per_round(cohort: int, clients: int) -> list[str]:
-    """What few clients and the default cohort come to."""
-    if cohort > 1 or clients == 1:
-        return []
-    return [
-        f"One of {clients} clients took part in each round, so nothing was averaged; "
-        "--set cohort=1.0 lets all of them."
-    ]
-
-
-def caveats(group: Group) -> list[str]:
-    """What a careful reader would ask."""
-    lines = [line for method in group.methods for line in method.troubles()]
-    seeds = {len(method.runs) for method in group.methods}
-    compared = len(group.clients) > 1 and len(group.methods) > 1  # else there are no intervals
-    if compared and seeds == {1}:
-        lines.append("One seed: intervals speak about other clients, not about other seeds.")
-    if compared and len(group.clients) < FEW:
-        lines.append(f"Only {count(len(group.clients), 'client')}: take the intervals as rough.")
-    clients = len(group.clients)
-    lines += one_per_round(group.folders[0].experiment.cohort_size(clients), clients)
-    rounds = {method.settings["rounds"] for method in group.methods}
-    if len(rounds) > 1:
-        lines.append(f"Methods ran for different numbers of rounds ({_list(rounds)}).")
-    for method in group.methods:
-        control = group.control(method)
-        if control is None:
-            continue
-        meant = method.about.control or {}
-        if keys := [key for key in different_settings(method, control) if key not in meant]:
-            lines.append(
-                f"{method.label} and its control {control.label} also differ in {', '.join(keys)}."
-            )
-    without = int((group.clients.n_test == 0).sum())
-    if without:
-        lines.append(f"{count(without, 'client')} without test data left out of every mean.")
-    lines += _undefined(group)
-    for folder in group.folders:
-        lines += [
-            f"{method}, seed {seed}, has not finished ({count(done, 'round')} of "
-            f"{folder.methods[method].rounds(folder.experiment)} done) and is left out."
-            for method, seed, done in folder.unfinished
-        ]
-    return lines
-
-
-def _undefined(group: Group) -> list[str]:
-    """Clients on whose test data the metric says nothing."""
-    # Of one that diverged nothing is defined, which is said elsewhere.
-    runs = [run for method in group.methods if method.sound for run in method.runs.values()]
-    names = list(dict.fromkeys(name for run in runs for name in undefined(run, group.clients)))
-    if not names:
-        return []
-    listed = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
-    return [
-        f"{sentence(group.metric.title)} is undefined on the test data of "
-        f"{count(len(names), 'client')} ({listed}), left out of every mean."
-    ]
-
-
-def _last10(method: Method) -> float:
-    return float(np.mean(method.means("last10")))
-
-
-def _list(values: set[int]) -> str:
-    return ", ".join(str(value) for value in sorted(values))

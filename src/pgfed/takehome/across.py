@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from pgfed.config.experiment import IN_MEMORY
-from pgfed.engine.setup import load_federation
-from pgfed.errors import UserError
 from pgfed.model.metrics import Metric
 from pgfed.modules import NONE, Allowed
 from pgfed.results.folder import layout
 from pgfed.results.kept.models import Diverged, kept_models
 from pgfed.results.runs import RunData
 from pgfed.results.statistics import Floats
-from pgfed.takehome.metrics import objective_of, score
+from pgfed.takehome.evaluate import changed, data_of_run
+from pgfed.takehome.metrics import objective_of, primary
 
 
 @dataclass(frozen=True)
@@ -63,18 +61,13 @@ def across(
     allowed: Allowed = NONE,
 ) -> Across:
     """Score them all; one model is in memory at a time."""
-    if run.experiment.data.dataset == IN_MEMORY:
-        raise UserError(
-            f"{run.path}: ran on data passed from Python, which is not in the folder; --across "
-            "needs everybody's test data"
-        )
     name = layout.choose_method(run.experiment, run.path, method)
     chosen = layout.choose_seed(run.experiment, seed)
     kept = kept_models(run.path, name, chosen, allowed)
-    federation, _ = load_federation(run.experiment, data_root)
-    if len(federation) != len(run.clients):
-        raise UserError(f"{run.experiment.data.dataset}: has changed since the run: other clients")
-    n = len(federation)
+    advice = "--across needs everybody's test data"
+    federation, n = data_of_run(run, kept.manifest, data_root, advice), len(run.clients)
+    if len(federation) != n:
+        raise changed(run, advice)
     scores, left_out = np.full((n, n), np.nan), []
     for i in range(n):
         try:
@@ -86,6 +79,6 @@ def across(
         for j in range(n):
             if not len(test := federation.test(j)):
                 continue
-            value = score(module, objective, test).metrics[objective.metric]
+            value = primary(module, objective, test)
             scores[i, j] = np.nan if value is None else value
     return Across(name, chosen, run.metric, list(run.clients.names), scores, left_out)

@@ -11,11 +11,12 @@ import numpy as np
 
 from pgfed.config.experiment import IN_MEMORY
 from pgfed.data import matching as agreed
-from pgfed.data.federation import Shard, build_seat
+from pgfed.data.federation import Federation, Shard, build_seat
 from pgfed.engine.setup import load_federation
 from pgfed.errors import UserError
 from pgfed.modules import NONE, Allowed
 from pgfed.results.folder import layout
+from pgfed.results.kept.manifest import Manifest
 from pgfed.results.kept.models import Diverged, Model, kept_models
 from pgfed.results.runs import RunData, client_title
 from pgfed.takehome.metrics import Scores, objective_of, score
@@ -114,24 +115,33 @@ def _data(
     about = model.manifest
     if name is not None:
         return samples(name, model, root, skip_bad=skip_bad), None
-    if run.experiment.data.dataset == IN_MEMORY:
-        raise UserError(
-            f"{run.path}: ran on arrays passed from Python, which are not in the folder; "
-            "give them with --data npz:PATH"
-        )
-    federation, _ = load_federation(run.experiment, root)
-    same_form = federation.input_shape == about.shape and federation.class_names == tuple(
-        about.classes
-    )
-    if client >= len(federation) or not same_form:
-        raise UserError(
-            f"{run.experiment.data.dataset}: has changed since the run: other clients, classes or "
-            "inputs; give test data with --data"
-        )
+    advice = "give test data with --data npz:PATH"
+    federation = data_of_run(run, about, root, advice)
+    if client >= len(federation):
+        raise changed(run, advice)
     shard = federation.test(client)
     if not len(shard):
         raise UserError(f"client {client} has no test data of its own; give some with --data")
     return shard, federation.fingerprint == about.data_fingerprint
+
+
+def data_of_run(run: RunData, about: Manifest, root: Path, advice: str) -> Federation:
+    """The clients' data again, if it still is of the form that the models were trained on."""
+    if run.experiment.data.dataset == IN_MEMORY:
+        raise UserError(
+            f"{run.path}: ran on arrays passed from Python, which are not in the folder; {advice}"
+        )
+    federation, _ = load_federation(run.experiment, root)
+    if (federation.input_shape, list(federation.class_names)) != (about.shape, about.classes):
+        raise changed(run, advice)
+    return federation
+
+
+def changed(run: RunData, advice: str) -> UserError:
+    return UserError(
+        f"{run.experiment.data.dataset}: has changed since the run: other clients, classes or "
+        f"inputs; {advice}"
+    )
 
 
 def samples(name: str, model: Model, root: Path, *, skip_bad: bool = False) -> Shard:
@@ -155,4 +165,4 @@ def samples(name: str, model: Model, root: Path, *, skip_bad: bool = False) -> S
         dataset = dataclasses.replace(
             dataset, x=dataset.x[test], y=dataset.y[test], split=None, validation=None
         )
-    return build_seat(dataset, 0, 1, test_share=0.0, validation_share=0.0, seed=0).train(0)
+    return build_seat(dataset, 0, ["0"], test_share=0.0, validation_share=0.0, seed=0).train(0)

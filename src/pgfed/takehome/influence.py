@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pgfed.errors import UserError
+from pgfed.report.figures.colours import BLUE, GREEN, VERMILLION
 from pgfed.results.folder import layout
 from pgfed.results.folder.reader import finished_run
 from pgfed.results.runs import RunData, client_title
@@ -153,11 +154,11 @@ def figure(reasons: Reasons, path: Path) -> Path:
     shown = reasons.weights[:MOST][::-1]
     (left, right), save = drawing(path, (8, 1.6 + 0.3 * len(shown)), columns=2)
     names = [w.name + (" (itself)" if w.client == reasons.client else "") for w in shown]
-    left.barh(range(len(shown)), [w.weight for w in shown], color="#2a6f97")
-    left.axvline(reasons.start, color="#bc4749", linewidth=1)
+    left.barh(range(len(shown)), [w.weight for w in shown], color=BLUE)
+    left.axvline(reasons.start, color=VERMILLION, linewidth=1)
     left.set_yticks(range(len(shown)), names, fontsize=8)
     left.set_xlabel(f"weight of its risk (line: start, {reasons.start:.3g})")
-    right.barh(range(len(shown)), [100 * (w.share or 0.0) for w in shown], color="#6a994e")
+    right.barh(range(len(shown)), [100 * (w.share or 0.0) for w in shown], color=GREEN)
     right.set_xlabel("share of the last auxiliary gradient, %")
     left.set_title(f"{reasons.name}, {reasons.method}: whose risks it weighed", fontsize=9)
     return save()

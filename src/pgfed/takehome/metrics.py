@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pgfed.config.schema import check
 from pgfed.config.tables import Task
@@ -40,12 +40,23 @@ def objective_of(model: Model, allowed: Allowed) -> Objective:
 
 
 @torch.no_grad()
-def score(module: nn.Module, objective: Objective, data: Shard) -> Scores:
-    """All metrics over all of the data."""
+def _pairs(module: nn.Module, objective: Objective, data: Shard) -> list[tuple[Tensor, Tensor]]:
+    """(outputs as scoring needs them, targets), batch by batch."""
     pairs = []
     for start in range(0, len(data), BATCH):
         x, y = data.batch(slice(start, start + BATCH))
         pairs.append((objective.reduced(module(x)), y))
+    return pairs
+
+
+def primary(module: nn.Module, objective: Objective, data: Shard) -> float | None:
+    """The primary metric alone."""
+    return objective.score(_pairs(module, objective, data))
+
+
+def score(module: nn.Module, objective: Objective, data: Shard) -> Scores:
+    """All metrics over all of the data."""
+    pairs = _pairs(module, objective, data)
     recall, confusion = None, None
     if objective.classifies:
         predicted = torch.cat([outputs.argmax(1) for outputs, _ in pairs]).numpy()

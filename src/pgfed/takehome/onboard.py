@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pgfed.config.tables import Data
@@ -26,10 +27,12 @@ from pgfed.methods import registry as algorithms
 from pgfed.methods.randomness import Rng
 from pgfed.methods.settings import TrainConfig
 from pgfed.methods.steps import fine_tuned
+from pgfed.model import frames
 from pgfed.model.metrics import Metric
 from pgfed.model.networks import factory, make_task
 from pgfed.model.task import Task
 from pgfed.modules import NONE, Allowed
+from pgfed.report.figures.colours import GREY
 from pgfed.results.folder import layout
 from pgfed.results.folder.layout import csv_text
 from pgfed.results.formats import axis, factor
@@ -157,7 +160,7 @@ def onboard(
     starts = {ALONE: (task.initial(), {**about.about(), **untrained})}
     for name, model in models.items():
         if name != ALONE:
-            starts[name] = (_flat(task, model), model.entry)
+            starts[name] = (_framed(task, _flat(task, model), model, site), model.entry)
     newcomers = []
     with one_thread():
         for name, (theta, source) in starts.items():
@@ -184,7 +187,7 @@ def _site(data: str, root: Path, model: Model, table: Data, skip_bad: bool) -> F
     site = build_seat(
         dataset,
         0,
-        1,
+        ["0"],
         test_share=table.test_share,
         validation_share=table.validation_share or VALIDATION,
         seed=table.seed,
@@ -258,6 +261,18 @@ def _flat(task: Task, model: Model) -> Tensor:
         raise UserError(f"{model.path}: does not fit its model ({error})") from None
 
 
+def _framed(task: Task, theta: Tensor, model: Model, site: Federation) -> Tensor:
+    """The global model with the new site's own class shares folded in, as its method does it."""
+    about = model.manifest
+    if about.frame == "none" or (about.frame == "serving" and about.class_shares is None):
+        return theta  # of an own model without a blend nothing is corrected
+    frames.check(task, "all", f"{model.path}: personal.frame")
+    counts = site.train(0).class_counts(task.outputs)
+    if about.frame == "training":
+        return task.folded(theta, frames.own_frame(counts))
+    return task.folded(theta, frames.corrected(counts, torch.tensor(about.class_shares)))
+
+
 # -- what is written ---------------------------------------------------------------------------
 
 
@@ -316,7 +331,8 @@ def figure(result: Onboarding, path: Path) -> Path:
         epochs = [epoch.epoch for epoch in newcomer.curve]
         scores = [factor(result.metric) * epoch.validation_score for epoch in newcomer.curve]
         name = "alone" if newcomer.method == ALONE else newcomer.method
-        (line,) = axes.plot(epochs, scores, label=name, linewidth=1.5)
+        own = {"color": GREY} if newcomer.method == ALONE else {}  # as in every figure
+        (line,) = axes.plot(epochs, scores, label=name, linewidth=1.5, **own)
         axes.plot(newcomer.epochs, scores[newcomer.epochs], "o", color=line.get_color())
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("epochs of fine-tuning (dot: recommended)")

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,90 +19,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pgfed.engine.backends.base import Backend, Serial
+from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import Process
-from pgfed.engine.rounds import Run
 from pgfed.engine.storage.checkpoints import Checkpoints
 from pgfed.engine.storage.durable import state_from_bytes, state_to_bytes
 from pgfed.engine.storage.store import ClientStore
 from pgfed.methods.averaging import Mean
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.randomness import Rng, ServerRng, draw_cohort
-from pgfed.methods.settings import TrainConfig
 from pgfed.methods.values import State
 from pgfed.model.flat import Stepped
-from pgfed.model.task import Task
+from pgfed.model.task import Beside, Task
 from pgfed.testing.material import batch_norm_model as batch_norm_model
 from pgfed.testing.material import frozen_and_tied_model as frozen_and_tied_model
 from pgfed.testing.material import small_model as small_model
 from pgfed.testing.material import text_federation as text_federation
 from pgfed.testing.material import text_model as text_model
 from pgfed.testing.material import trivial_federation as trivial_federation
-
-CLIENTS, COHORT, ROUNDS = 6, 3, 4
-TRAIN = TrainConfig(epochs=2, batch_size=8, lr=0.05)
-
-
-def make(cls: type[Algorithm], fields: dict[str, Any]) -> Algorithm:
-    return cls(**{"train": TRAIN, **fields})
-
-
-@contextmanager
-def started(
-    algorithm: Algorithm,
-    backend: Backend | None = None,
-    *,
-    rounds: int = ROUNDS,
-    store: ClientStore | None = None,
-    **options: Any,
-) -> Iterator[Run]:
-    backend = backend or Serial(trivial_federation(), small_model)
-    with backend:
-        yield Run(
-            algorithm,
-            backend.federation,
-            backend,
-            seed=3,
-            rounds=rounds,
-            cohort=COHORT,
-            store=store,
-            **options,
-        )
-
-
-def outcome(run: Run) -> dict[str, Any]:
-    """Everything that must be equal for two runs to be called equal."""
-    while not run.finished:
-        run.step()
-    out: dict[str, Any] = {f"server {k}": v for k, v in run.server.items()}
-    for i in range(run.info.clients):
-        out |= {f"client {i} {k}": v for k, v in run.state(i).items()}
-    out |= {f"model {i}": w for i, w in run.personal_models()}
-    out["global model"] = run.global_model()
-    for record in run.history:
-        timeless = {k: v for k, v in record.items() if not k.endswith("seconds")}
-        out[f"round {record['round']}"] = timeless
-    return out
-
-
-def check_equal(one: dict[str, Any], two: dict[str, Any], what: str) -> None:
-    """Bit for bit."""
-    assert one.keys() == two.keys(), f"{what}: {sorted(one.keys() ^ two.keys())}"
-    for key, value in one.items():
-        other = two[key]
-        same = torch.equal(value, other) if isinstance(value, Tensor) else value == other
-        assert same, f"{what}: {key} differs: {value} and {other}"
-
-
-def flat_and_copied(values: State, what: str) -> State:
-    """Check that ``values`` is a flat dictionary, and copy it."""
-    assert isinstance(values, dict), f"{what} must be a dict, not {type(values).__name__}"
-    for key, value in values.items():
-        assert isinstance(key, str), f"{what}: key {key!r} must be a string"
-        flat = isinstance(value, Tensor) or type(value) in (int, float)
-        assert flat, f"{what}[{key!r}] must be a tensor, int or float, not {type(value).__name__}"
-    return {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
-
+from pgfed.testing.private import check_private as check_private
+from pgfed.testing.private import check_private_covered as check_private_covered
+from pgfed.testing.private import check_private_home as check_private_home
+from pgfed.testing.running import CLIENTS as CLIENTS
+from pgfed.testing.running import COHORT as COHORT
+from pgfed.testing.running import ROUNDS as ROUNDS
+from pgfed.testing.running import TRAIN as TRAIN
+from pgfed.testing.running import check_equal as check_equal
+from pgfed.testing.running import flat_and_copied as flat_and_copied
+from pgfed.testing.running import make as make
+from pgfed.testing.running import outcome as outcome
+from pgfed.testing.running import started as started
 
 # -- the checks ----------------------------------------------------------------------------------
 
@@ -209,9 +153,11 @@ class _Zero(Task):
         *,
         part: Stepped = "all",
         training: bool = True,
+        beside: Beside | None = None,
     ) -> Tensor:
+        nowhere = torch.zeros_like(out)
         return super().add_gradient(
-            theta.clone(), x, y, torch.zeros_like(out), part=part, training=training
+            theta.clone(), x, y, nowhere, part=part, training=training, beside=beside
         )
 
     def add_head_gradient(self, theta: Tensor, z: Tensor, y: Tensor, out: Tensor) -> Tensor:

@@ -35,7 +35,10 @@ def trivial_federation(seed: int = 0) -> Federation:
 
 
 def small_model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(input_shape[0], 32), nn.ReLU(), nn.Linear(32, classes))
+    """With a layer that normalises, as in every model here: some methods need one."""
+    return nn.Sequential(
+        nn.Linear(input_shape[0], 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, classes)
+    )
 
 
 def batch_norm_model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -48,8 +51,8 @@ def frozen_and_tied_model(input_shape: tuple[int, ...], classes: int) -> nn.Modu
     """A frozen backbone with statistics, and a layer that is used twice."""
     backbone = nn.Sequential(nn.Linear(input_shape[0], 12), nn.BatchNorm1d(12), nn.Tanh())
     layer = nn.Linear(12, 12)
-    head = nn.Linear(12, classes)
-    return nn.Sequential(backbone.requires_grad_(False), layer, nn.Tanh(), layer, nn.Tanh(), head)
+    head = nn.Sequential(nn.LayerNorm(12), nn.Linear(12, classes))
+    return nn.Sequential(backbone.requires_grad_(False), layer, nn.Tanh(), layer, nn.Tanh(), *head)
 
 
 def text_federation() -> Federation:
@@ -61,4 +64,5 @@ def text_federation() -> Federation:
 
 def text_model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     width = 4 * input_shape[0]
-    return nn.Sequential(nn.Embedding(16, 4), nn.Flatten(), nn.Tanh(), nn.Linear(width, classes))
+    norm, head = nn.LayerNorm(width), nn.Linear(width, classes)
+    return nn.Sequential(nn.Embedding(16, 4), nn.Flatten(), norm, nn.Tanh(), head)

@@ -23,7 +23,7 @@ from pgfed.config.schema import shown
 from pgfed.config.tables import BASE, Experiment
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.process import available_cores
-from pgfed.engine.callbacks import Callback, Record
+from pgfed.engine.callbacks import Observer, Record
 from pgfed.engine.parallel import jobs_for, side_by_side
 from pgfed.engine.rounds import Run
 from pgfed.engine.runs import execute
@@ -32,7 +32,7 @@ from pgfed.engine.storage.durable import sha256, write_atomic
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.model.metrics import Metric
-from pgfed.results.folder.history import last_scores
+from pgfed.results.folder.history import last_scores, window_of
 from pgfed.results.folder.layout import csv_text
 from pgfed.tuning.cost import estimate
 
@@ -152,7 +152,7 @@ def plan(experiment: Experiment, of: Mapping[str, Grid]) -> list[Try]:
 # -- trying ------------------------------------------------------------------------------------
 
 
-class _Rounds(Callback):
+class _Rounds(Observer):
     """What a try needs of its one run."""
 
     records: list[Record]
@@ -236,7 +236,8 @@ class Sweep:
     def _score(self, experiment: Experiment) -> float:
         rounds = _Rounds()
         execute(self._setup(experiment), [rounds])
-        scores = last_scores(rounds.records, "mean_validation_score")
+        window = window_of(len(rounds.records))
+        scores = last_scores(rounds.records, window, "mean_validation_score")
         if not scores:
             raise UserError(
                 f"{self.metric.name}: undefined on every client's validation data; allowed: a "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.text import Text
 
 from pgfed.cli.terminal.tables import console, table
 from pgfed.model.metrics import Metric
@@ -14,7 +15,7 @@ from pgfed.results.comparison import Group, Method, Score, group
 from pgfed.results.folder.layout import methods_of
 from pgfed.results.formats import count, duration, score, size, travelling
 from pgfed.results.formats import gain as points
-from pgfed.results.verdict import judge
+from pgfed.results.verdict import judge, last_rounds
 
 if TYPE_CHECKING:
     from pgfed.data.federation import Federation
@@ -22,16 +23,7 @@ if TYPE_CHECKING:
     from pgfed.results.runs import RunData
     from pgfed.tuning.cost import Estimate
 
-COLUMNS = (
-    "method",
-    "{}, last 10 rounds",
-    "best (on test)",
-    "gain over {over}",
-    "gained",
-    "harmed",
-    "sent",
-    "samples/s",
-)
+COLUMNS = ("method", "{}", "{last}", "gain over {over}", "clearly gained", "lost", "sent")
 OUTPUTS = {"classes": "classes", "labels": "labels", "values": "values", "masks": "pixel classes"}
 MANY_CLIENTS = 60  # beyond this many a table of clients is cut
 MANY_CLASSES = 20  # beyond this many their shares are not drawn
@@ -42,13 +34,15 @@ def outcomes(run: RunData, page: Path | None = None) -> None:
     """The table per method, the verdict, and where the rest is."""
     (found,) = group([run])
     screen = console()
-    columns = [name.format(found.metric.title, over=found.over) for name in COLUMNS]
+    last = last_rounds(found).lower()
+    columns = [name.format(found.metric.title, over=found.over, last=last) for name in COLUMNS]
     screen.print(table(columns, outcome_rows(found)))
-    for line in judge(found).lines:
-        screen.print(line, soft_wrap=True, markup=False)
+    for line in judge(found).lines:  # wrapped at words on a terminal, one line each elsewhere
+        screen.print(line, soft_wrap=not screen.is_terminal, markup=False)
     screen.print(f"Run folder: {run.path}", soft_wrap=True, markup=False)
     if page is not None:
-        screen.print(f"Report: {page}", soft_wrap=True, markup=False)
+        shown = Text("Report: ").append(str(page), style=f"link {page.absolute().as_uri()}")
+        screen.print(shown, soft_wrap=True)
 
 
 def outcome_rows(of: Group) -> list[list[str]]:
@@ -57,18 +51,17 @@ def outcome_rows(of: Group) -> list[list[str]]:
     asked = methods_of(of.folders[0].experiment)
     for method in sorted(of.methods, key=lambda m: asked.index(m.name)):
         gain, alone = of.gain(method), method.about.role == "baseline"
-        speed = method.images_per_second()
+        gained, lost = (None, None) if gain is None else (gain.gained, gain.lost)
         cells = [
             "" if alone else points(None if gain is None else gain.mean, of.metric),
-            "" if alone else "–" if gain is None else f"{gain.gained:,}",
-            "" if alone else "–" if gain is None else f"{gain.harmed:,}",
+            "" if alone else "–" if gained is None else f"{gained:,}",
+            "" if alone else "–" if lost is None else f"{lost:,}",
             size(method.sent()),
-            "–" if speed is None else f"{speed:,.0f}",
         ]
         rows.append(
             [
                 method.label,
-                *(_mean(method, which, of.metric) for which in ("last10", "best")),
+                *(_mean(method, which, of.metric) for which in ("kept", "last")),
                 *cells,
             ]
         )

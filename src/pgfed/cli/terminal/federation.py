@@ -74,6 +74,8 @@ def show(standing: dict[str, Any]) -> None:
         console.print(table(run, server))
         for message in run["messages"][-5:]:
             print(message)
+    for name, left in (server or {}).get("invited", {}).items():
+        print(f"{name}: invited, for {duration(left)} more")
     for line in standing["wrong"]:
         print(line)
 

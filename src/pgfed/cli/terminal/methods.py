@@ -1,13 +1,15 @@
-"""The methods for people: a list, and one in plain words."""
+"""The methods and settings for people: lists, and one in plain words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from pgfed.cli.terminal.tables import console, table
 
 if TYPE_CHECKING:
+    from pgfed.config.reference import Key
     from pgfed.methods.contract import Algorithm
 
 
@@ -43,3 +45,29 @@ def _list(title: str, lines: Iterable[str]) -> None:
     screen.print(title)
     for line in lines:
         screen.print(f"- {line}", markup=False, soft_wrap=True)
+
+
+def settings(keys: Sequence[Key]) -> None:
+    """Keys, a table of the file after the other."""
+    screen = console()
+    for number, (title, found) in enumerate(groupby(keys, key=lambda key: key.table)):
+        name = f"\\[{title}]" if title else "At the top of the file"
+        screen.print(f"\n{name}" if number else name, style="bold")
+        rows = [(key.leaf, key.default, key.meaning, key.allowed) for key in found]
+        screen.print(table(("key", "default", "meaning", "allowed"), rows))
+
+
+def setting(key: Key) -> None:
+    """One key, in full."""
+    from pgfed.config.reference import NO_DEFAULT
+
+    value = ", without a default" if key.default == NO_DEFAULT else f" = {key.default}"
+    say(f"{key.name}{value}")
+    say(f"  meaning  {key.meaning}")
+    say(f"  allowed  {key.allowed}")
+    if key.table == "train":
+        say(f"  [method.NAME] {key.leaf} overrides it for one method")
+
+
+def say(text: str) -> None:
+    console().print(text, markup=False, soft_wrap=True)

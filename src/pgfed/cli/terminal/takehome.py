@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pgfed.cli.terminal.tables import console, table
 from pgfed.model.metrics import Metric, described, label_of
-from pgfed.results.formats import bare, count, gain, percent, score
+from pgfed.results.formats import bare, bracketed, count, gain, percent, score
 from pgfed.takehome.across import Across
 from pgfed.takehome.evaluate import Evaluation, Row
 from pgfed.takehome.influence import MOST, Reasons
 from pgfed.takehome.onboard import ALONE, Newcomer, Onboarding
+from pgfed.takehome.personalize import Outcome
 
 MANY_CLIENTS = 20  # beyond this many a table of all on all is no longer readable
 MANY_CLASSES = 20  # beyond this many a confusion matrix is no longer readable
@@ -91,6 +94,29 @@ def _recalls(of: Evaluation) -> list[tuple[str, ...]]:
 def _confusion(of: Evaluation, row: Row) -> list[tuple[str, ...]]:
     lines = zip(of.classes, row.scores.confusion or [], strict=True)
     return [(name, *(str(n) if n else "-" for n in found)) for name, found in lines]
+
+
+def personalized(of: Outcome) -> None:
+    """The models as the run kept them, and with each client's class shares on."""
+    screen = console()
+    columns = ("method", "own share", "kept", "personalized", "difference", "better", "worse")
+    cells = []
+    for m in of.methods:
+        found = m.difference
+        cells.append(
+            (
+                m.method,
+                f"{m.blend:g}",
+                score(float(np.nanmean(m.before)), of.metric),
+                score(float(np.nanmean(m.after)), of.metric),
+                bracketed(found, of.metric),
+                str(found.better),
+                str(found.worse),
+            )
+        )
+    screen.print(table(columns, cells))
+    for method, why in of.left_out.items():
+        screen.print(f"{method}: left as it is; {why}", markup=False, soft_wrap=True)
 
 
 def onboarding(of: Onboarding, out: str) -> None:

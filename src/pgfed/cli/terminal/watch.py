@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -12,68 +11,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pgfed.config import experiment
-from pgfed.engine.storage.durable import in_use
 from pgfed.model.metrics import Metric
-from pgfed.results.folder import layout
-from pgfed.results.folder.history import History
-from pgfed.results.folder.layout import how_to_go_on, seed_folder
-from pgfed.results.folder.reader import read_curves, read_methods, read_metric
+from pgfed.results.folder.layout import at_work, how_to_go_on
+from pgfed.results.folder.running import Progress, Watched
 from pgfed.results.formats import count, duration, score, size
 
 INTERVAL = 1.0  # seconds
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 12  # of a curve
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far one method is under one seed."""
-
-    method: str
-    seed: int
-    rounds: int  # to do in all
-    history: History
-
-    @property
-    def done(self) -> int:
-        return len(self.history.rounds)
-
-    @property
-    def scores(self) -> tuple[float, ...]:
-        """Of the scored rounds."""
-        return tuple(a for a in self.history.score if a is not None)
-
-    @property
-    def finished(self) -> bool:
-        return self.done >= self.rounds
-
-
-class Watched:
-    """A run folder that may still grow; files that did not change are not read again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.experiment = experiment.of_run(folder)
-        self.metric = read_metric(folder)
-        said = read_methods(folder, self.experiment)
-        self._rounds = {name: info.rounds(self.experiment) for name, info in said.items()}
-        self.folder = folder
-        self._known: dict[Path, tuple[int, Progress]] = {}
-
-    def progress(self) -> list[Progress]:
-        return [
-            self._one(method, seed)
-            for method in layout.methods_of(self.experiment)
-            for seed in self.experiment.seeds
-        ]
-
-    def _one(self, method: str, seed: int) -> Progress:
-        path = seed_folder(self.folder, method, seed) / layout.HISTORY
-        length = path.stat().st_size if path.is_file() else 0
-        if path not in self._known or self._known[path][0] != length:
-            history = read_curves(self.folder, self.experiment, method, seed)
-            self._known[path] = length, Progress(method, seed, self._rounds[method], history)
-        return self._known[path][1]
 
 
 def table(name: str, progress: list[Progress], running: bool, metric: Metric) -> Table:
@@ -138,7 +83,7 @@ def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.
     watched = Watched(folder)
     name = watched.experiment.name
     # In this order: a run that ends in between is seen as finished, not as abandoned.
-    running, progress = in_use(folder), watched.progress()
+    running, progress = at_work(folder), watched.progress()
     if console.is_terminal:
         with Live(
             table(name, progress, running, watched.metric), console=console, auto_refresh=False
@@ -146,7 +91,7 @@ def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.
             try:
                 while running and not _finished(progress):
                     sleep(INTERVAL)
-                    running, progress = in_use(folder), watched.progress()
+                    running, progress = at_work(folder), watched.progress()
                     live.update(table(name, progress, running, watched.metric), refresh=True)
             except KeyboardInterrupt:
                 return  # nothing was interrupted but the watching

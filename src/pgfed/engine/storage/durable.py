@@ -59,25 +59,37 @@ def sync_folder(folder: Path) -> None:
 class FolderLock:
     """One process at a time in a folder. The lock dies with its owner, however that ends."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / ".lock"
+    def __init__(self, folder: Path, name: str = ".lock") -> None:
+        self.folder = folder
+        self._path = folder / name
         self._handle: int | None = None
 
-    def acquire(self) -> None:
+    def acquire(self, *, wait: bool = False) -> None:
+        """Refuse where another holds it; ``wait``: until it is let go."""
+        while (handle := self._locked(wait)) is None:
+            pass  # its last owner has just removed it
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
+        self._handle = handle
+
+    def _locked(self, wait: bool) -> int | None:
+        """A handle of the file, locked; None if the file is no longer the one that is there."""
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             # Not inherited by forked workers, and gone with the process.
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError:
             owner = os.read(handle, 20).decode(errors="replace").strip()
             os.close(handle)
             raise UserError(
-                f"{self._path.parent}: another pgfed is at work in this folder"
+                f"{self.folder}: another pgfed is at work in this folder"
                 + (f" (process {owner})" if owner.isdigit() else "")
             ) from None
-        os.ftruncate(handle, 0)
-        os.write(handle, str(os.getpid()).encode())
-        self._handle = handle
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), self._path.stat()):
+                return handle
+        os.close(handle)
+        return None
 
     def release(self) -> None:
         if self._handle is not None:

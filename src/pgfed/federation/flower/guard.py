@@ -39,6 +39,8 @@ LIMITS = {
     "push-object": CHUNK + 4096,
 }
 PUSHES = ("push-messages", "push-object")
+OURS = "/v1/pgfed/"  # what is not Flower's: how a site joins, and what is agreed on
+AGREEMENT = f"{OURS}agreement"
 AT_ONCE = 8  # requests of one site, and connections
 HOLD = 20.0  # seconds until a site that asks for messages hears that there are none
 BODY = 60.0  # seconds that a body may take to come
@@ -74,6 +76,7 @@ class Refusal(Exception):
 class Visitor:
     """A site, as the guard knows it."""
 
+    seat: int
     name: str
     node: int  # as Flower calls it
     public: ec.EllipticCurvePublicKey
@@ -120,13 +123,14 @@ class Visitor:
 class Guard:
     """An ASGI app around Flower's, which lets through what sites may do.
 
-    ``alive``, ``arrives``, ``wants``: told of each request let through, of a site that comes, and
-    of one that asks for messages; each with its visitor.
+    ``lobby``: for what is not Flower's. ``alive``, ``arrives``, ``wants``: told of each request let
+    through, of a site that comes, and of one that asks for messages; each with its visitor.
     """
 
     def __init__(
         self,
         app: App,
+        lobby: App,
         visitors: dict[bytes, Visitor],
         *,
         alive: Callable[[Visitor], None],
@@ -134,19 +138,22 @@ class Guard:
         wants: Callable[[Visitor], None],
     ) -> None:
         self.visitors = visitors
-        self._app = app
+        self._app, self._lobby = app, lobby
         self._alive, self._arrives, self._wants = alive, arrives, wants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         try:
+            if scope["path"].startswith(OURS) and scope["path"] != AGREEMENT:
+                await self._lobby(scope, receive, send)
+                return
             kind = _kind(scope)
             visitor = self._recognise(scope)
             async with self._let_in(visitor, kind, scope):
                 await self._serve(visitor, kind, scope, receive, send)
         except Refusal as refusal:
-            await _answer(send, refusal.status, str(refusal))
+            await respond(send, refusal.status, f"{refusal}\n".encode())
 
     def _recognise(self, scope: Scope) -> Visitor:
         """The site whose signature this request has."""
@@ -179,15 +186,16 @@ class Guard:
         """Within its limits."""
         if visitor.busy >= AT_ONCE:
             raise Refusal(503, f"{AT_ONCE} requests at once are allowed")
-        length = _length(scope)
-        if length > LIMITS[kind]:
-            raise Refusal(413, f"{length} bytes; allowed: {LIMITS[kind]}")
+        size = length(scope)
+        most = LIMITS.get(kind, 0)
+        if size > most:
+            raise Refusal(413, f"{size} bytes; allowed: {most}")
         visitor.seen, visitor.refused = time.monotonic(), ""
         visitor.busy += 1
         try:
             if kind in PUSHES:
                 try:
-                    visitor.spend(length)
+                    visitor.spend(size)
                 except Refusal as refusal:
                     log.warning("%s refused: %s", visitor.name, refusal)
                     raise
@@ -198,6 +206,10 @@ class Guard:
     async def _serve(
         self, visitor: Visitor, kind: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        if kind == AGREEMENT:
+            scope["seat"] = visitor.seat
+            await self._lobby(scope, receive, send)
+            return
         if kind == "activate-node":
             self._arrives(visitor)
         else:
@@ -227,12 +239,13 @@ class Guard:
 def _kind(scope: Scope) -> str:
     path = str(scope["path"])
     kind = path.removeprefix(FLEET)
-    if scope["method"] != "POST" or path == kind or kind not in LIMITS:
+    known = path == AGREEMENT or (path != kind and kind in LIMITS)
+    if scope["method"] != "POST" or not known:
         raise Refusal(404, "nothing here")
     return kind
 
 
-def _length(scope: Scope) -> int:
+def length(scope: Scope) -> int:
     headers = dict(scope["headers"])
     found = headers.get(b"content-length", b"")
     # In chunks a body may be longer than it says.
@@ -260,8 +273,8 @@ def _impatient(receive: Receive, connection: Connection) -> Receive:
     return hurried
 
 
-async def _answer(send: Send, status: int, why: str) -> None:
+async def respond(send: Send, status: int, body: bytes) -> None:
     """The connection is closed: whatever else was to come on it is not read."""
     headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": why.encode() + b"\n"})
+    await send({"type": "http.response.body", "body": body})

@@ -20,13 +20,14 @@ import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from pydantic import Field
 
 from pgfed.config import experiment as experiments
+from pgfed.config.privacy import SitePrivacy
 from pgfed.config.schema import Table, check
-from pgfed.config.tables import DEFAULT_COHORT, Experiment
+from pgfed.config.tables import DEFAULT_COHORT, Experiment, check_folder
 from pgfed.engine.replies import MAX_SAMPLES
 from pgfed.errors import UserError
 from pgfed.modules import NONE, Allowed, allowed
@@ -41,7 +42,7 @@ DATASET = "federation"  # data.dataset of an experiment whose data lies with the
 LOOPBACK_NAMES = ("localhost",)
 
 T = TypeVar("T", bound=Table)
-Request = Literal["train", "score", "share", "personal"]  # what a site may be asked for
+Request = Literal["train", "refresh", "score", "share", "personal"]  # what a site may be asked for
 
 
 class Agreement(Table):
@@ -50,6 +51,7 @@ class Agreement(Table):
     federation: str  # its name
     server: str  # host:port of the server, as the sites reach it
     seats: int = Field(ge=1, le=10_000)  # N, the sites that may take part
+    sites: list[str] = Field(default_factory=list)  # what they are called; empty: site-00, ...
     input_shape: list[int] = Field(min_length=1, max_length=4)
     input: Literal["uint8", "float32", "int64"]  # uint8 pixels are scaled to [-1, 1]
     classes: list[str] = Field(min_length=1)  # a name for each output of the model
@@ -69,13 +71,20 @@ class Agreement(Table):
         """The names and addresses that the server's certificate is for."""
         return list(dict.fromkeys([self.host, "localhost", "127.0.0.1", "::1"]))
 
-    def without_data(self) -> Federation:
+    @property
+    def names(self) -> list[str]:
+        """What the sites are called, seat by seat."""
+        digits = max(2, len(str(self.seats - 1)))
+        return self.sites or [f"site-{i:0{digits}}" for i in range(self.seats)]
+
+    def without_data(self, *, by_name: bool = False) -> Federation:
         """What the server has of the federation: the sizes, once the sites have told them."""
         import numpy as np
         import torch
 
-        from pgfed.data.federation import Federation
+        from pgfed.data.federation import Federation, name_keys
 
+        names = np.array(self.names, dtype=np.str_)
         return Federation(
             name=self.federation,
             x=torch.empty(0, dtype=getattr(torch, self.input)),
@@ -83,7 +92,9 @@ class Agreement(Table):
             bounds=np.zeros((self.seats, 4), dtype=np.int64),
             input_shape=tuple(self.input_shape),
             class_names=tuple(self.classes),
+            client_labels=names,
             targets=self.targets,
+            keys=name_keys(names) if by_name else None,
         )
 
 
@@ -95,7 +106,7 @@ class FederationFile(Agreement):
     def most_samples(self, client: int) -> int:
         if isinstance(self.max_samples, int):
             return self.max_samples
-        return self.max_samples.get(site_name(client, self.seats), MAX_SAMPLES)
+        return self.max_samples.get(self.names[client], MAX_SAMPLES)
 
 
 class SiteFile(Agreement):
@@ -109,7 +120,14 @@ class SiteFile(Agreement):
     max_rounds: int | None = Field(default=None, ge=1)  # that an experiment may have
     answers_per_round: int = Field(default=5, ge=1)  # different questions of each kind
     min_batch: int = Field(default=1, ge=1)  # samples that a step of training is computed from
+    max_step: float | None = Field(default=None, gt=0)  # length of an update, or of a gradient
     requests: list[Request] = Field(default_factory=lambda: list(get_args(Request)))
+    privacy: dict[str, Any] = Field(default_factory=dict)  # as `SitePrivacy` has it
+
+    @property
+    def private(self) -> SitePrivacy:
+        """The site's own [privacy] table."""
+        return check(SitePrivacy, self.privacy, "privacy")
 
 
 class FederationFolder:
@@ -118,7 +136,7 @@ class FederationFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.agreement = read_table(self.path / "federation.toml", FederationFile)
-        check_insecure(self.agreement)
+        check_agreement(self.agreement)
         self.server = self.path / "server"
         self.socket = self.server / "control.sock"
         self.run = self.path / "run"
@@ -126,13 +144,14 @@ class FederationFolder:
 
     def key(self, client: int) -> Path:
         """The public key of the site at this seat."""
-        return self.server / "keys" / f"{site_name(client, self.agreement.seats)}.pub"
+        return self.server / "keys" / f"{self.agreement.names[client]}.pub"
 
     def seat(self, name: str) -> int:
         """The seat of the site with this name."""
-        names = [site_name(i, self.agreement.seats) for i in range(self.agreement.seats)]
+        names = self.agreement.names
         if name not in names:
-            raise UserError(f"site: found {name!r}; allowed: {names[0]} to {names[-1]}")
+            allowed = ", ".join(names) if self.agreement.sites else f"{names[0]} to {names[-1]}"
+            raise UserError(f"site: found {name!r}; allowed: {allowed}")
         return names.index(name)
 
     def check_run(self, *, resume: bool) -> None:
@@ -152,7 +171,7 @@ class SiteFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.file = read_table(self.path / "site.toml", SiteFile)
-        check_insecure(self.file)
+        check_agreement(self.file)
         if self.file.client >= self.file.seats:
             raise UserError(
                 f"{self.path / 'site.toml'}: client: found {self.file.client}; "
@@ -171,10 +190,6 @@ class SiteFolder:
         return allowed(
             self.file.allow_modules, lambda module: f'allow_modules = ["{module}"] in {file}'
         )
-
-
-def site_name(client: int, seats: int) -> str:
-    return f"site-{client:0{max(2, len(str(seats - 1)))}}"
 
 
 def load_experiment(
@@ -205,8 +220,12 @@ def check_federated(experiment: Experiment) -> None:
         raise UserError("output.keep: found 'best'; a federation keeps the last round's models")
     if experiment.data.new_clients:
         raise UserError("data.new_clients: found a share above 0; a federation's sites all train")
+    if experiment.privacy.on:
+        raise UserError("privacy: each site's own, in its site.toml; leave it out here")
     if experiment.attack.kind != "none":
         raise UserError(f"attack.kind: found {experiment.attack.kind!r}; only simulations have it")
+    if experiment.output.callbacks:
+        raise UserError("output.callbacks: found some; only simulations have them")
 
 
 def digest(agreement: Agreement, experiment: Experiment) -> str:
@@ -259,7 +278,15 @@ def is_loopback(host: str) -> bool:
         return host in LOOPBACK_NAMES
 
 
-def check_insecure(agreement: Agreement) -> None:
+def check_agreement(agreement: Agreement) -> None:
+    """Each site has a name of its own, and without TLS nobody listens from elsewhere."""
+    for name in agreement.sites:
+        check_folder("sites", name)
+    if agreement.sites and len({name.lower() for name in agreement.sites}) != agreement.seats:
+        raise UserError(
+            f"sites: found {', '.join(agreement.sites)}; allowed: {agreement.seats} names (seats), "
+            "each once"
+        )
     if agreement.insecure and not is_loopback(agreement.host):
         raise UserError(
             f"insecure: the server's address {agreement.server} can be reached from other "

@@ -107,10 +107,7 @@ def make_site_key(private: Path, public: Path, comment: str) -> None:
     """A key pair in OpenSSH's format, as `ssh-keygen -t ecdsa -b 384` makes it."""
     key = ec.generate_private_key(ec.SECP384R1())
     write_private(private, _private(key, serialization.PrivateFormat.OpenSSH))
-    line = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    write_atomic(public, line + f" {comment}\n".encode())
+    write_atomic(public, public_line(key.public_key(), comment))
 
 
 def load_private(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -135,6 +132,12 @@ def load_public(path: Path) -> ec.EllipticCurvePublicKey:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise UserError(f"{path}: not an ECDSA key; make one with ssh-keygen -t ecdsa -b 384")
     return key
+
+
+def public_line(key: ec.EllipticCurvePublicKey, comment: str = "") -> bytes:
+    """As OpenSSH writes it."""
+    line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return line + f" {comment}\n".encode()
 
 
 def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:

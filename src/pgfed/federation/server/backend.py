@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from flwr.app import Message as FlowerMessage
 
+from pgfed.engine import personal
 from pgfed.engine.backends.base import Backend, Payload
 from pgfed.engine.client import ClientSide
 from pgfed.engine.replies import Form, score_refusal
@@ -36,15 +37,24 @@ from pgfed.methods.registry import BASELINE
 from pgfed.methods.values import Message, State
 from pgfed.model.networks import Factory
 from pgfed.model.objectives import Objective
+from pgfed.results.runs import TOLD
 
 POLL = 0.05  # seconds between two looks for replies
 LONGER = 60.0  # seconds that Flower keeps a message beyond its time, which is ours to end
 ATTEMPTS = 10  # how often a round that lacks replies is asked for
+PAUSES = (0.5, 60.0)  # seconds before it is asked for again: at first, and at most
 
 # What a site's answer holds, and what people are told meanwhile.
-_PART = {"train": "update", "score": "score", "share": "share", "personal": "personal"}
+_PART = {
+    "train": "update",
+    "refresh": "refresh",
+    "score": "score",
+    "share": "share",
+    "personal": "personal",
+}
 _DOING = {
     "train": "training",
+    "refresh": "training once more",
     "score": "scoring",
     "share": "sharing",
     "personal": "writing its model",
@@ -101,7 +111,8 @@ class Flower(Backend):
         others = [name for name in methods if name != BASELINE]
         # The one that `local` is trained alongside of, in the same rounds.
         in_rounds = (name for name in others if methods[name].course == "rounds")
-        self.carrier = next(in_rounds, None) if BASELINE in methods else None
+        along = BASELINE in methods and not methods[BASELINE].personal.refresh
+        self.carrier = next(in_rounds, None) if along else None
         beside = BASELINE not in methods or self.carrier is not None
         self.asks = others if beside else [BASELINE, *others]  # that messages are sent for
         self.missed: dict[str, dict[int, str]] = {}  # stage -> clients that failed in it, and why
@@ -123,7 +134,11 @@ class Flower(Backend):
             self._settled()
         missing = list(clients)
         enough = min(self._min_replies, len(missing)) if stage == "train" else 0
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self._seats.wait(missing, self._timeout)
+                # What refuses at once, as where a disk is full, gets time to be mended.
+                self._seats.rest(min(PAUSES[0] * 2 ** (attempt - 1), PAUSES[1]))
             self.missed[stage] = {}
             for client, result in self._exchange(stage, round, list(missing), common, payload):
                 missing.remove(client)
@@ -131,11 +146,13 @@ class Flower(Backend):
             got = len(clients) - len(missing)
             if got >= enough:
                 return
-            named = ", ".join(self._status.site(i)["name"] for i in missing)
-            self._status.tell(
-                f"round {round}: {got} replies, {enough} are needed; asking {named} again"
+            reasons = self.missed[stage]
+            named = ", ".join(
+                f"{self._status.name(i)} ({reasons.get(i, 'no reply')})" for i in missing
             )
-            self._seats.wait(missing, self._timeout)
+            self._status.tell(
+                f"round {round}: {got} replies, {enough} are needed; asking again: {named}"
+            )
         raise QuorumError(
             f"round {round}: {got} of {len(clients)} sites replied, --min-replies is {enough}; "
             f"missing: {named}; when they are back, go on with --resume"
@@ -210,7 +227,7 @@ class Flower(Backend):
         task, algorithm = self._side.task, self._side.algorithm
         form = Form(task.layout, algorithm.shared, task.outputs, task.width)
         if stage == "train":
-            return form.size(algorithm.leaves, message)
+            return form.size(personal.declared(message, algorithm), message)
         if stage == "share":
             return form.size(algorithm.shares_of(task.layout), message)
         return 4 * task.layout.n if stage == "personal" and self._copy else 0
@@ -274,6 +291,8 @@ class Flower(Backend):
                 facts.more["afresh"] = True
             echo = {"seconds": facts.work_seconds, "round": head["round"]}
             return [{"round": asked["round"]}, result, echo]
+        if stage == "refresh":
+            return [{"round": asked["round"]}, {}, {"seconds": 0.0, "round": head["round"]}]
         objective = self._side.task.objective
         if stage == "score" and score_refusal(result, objective) is None:
             if "test_score" in result:
@@ -326,9 +345,10 @@ def _seconds(head: Head, key: str) -> float:
 
 
 def _metrics(numbers: State, objective: Objective) -> dict[str, float]:
-    """What a site says its model is worth; a metric may be missing where it is undefined."""
+    """What a site says its model is worth and what it gained; what is undefined is missing."""
     for name, value in numbers.items():
-        if name not in objective.names or type(value) is not float or not math.isfinite(value):
+        known = name in objective.names or name in TOLD
+        if not known or type(value) is not float or not math.isfinite(value):
             raise BadRecord(f"metrics: found {name!r:.40} = {value!r:.40}")
     return dict(numbers)
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from pgfed.config.tables import FORMAT
-from pgfed.engine.callbacks import Callback, Record
+from pgfed.engine.callbacks import Observer, Record
 from pgfed.engine.rounds import Run
 from pgfed.engine.runs import run_method
 from pgfed.engine.setup import Setup
@@ -41,7 +41,7 @@ from pgfed.results.kept import manifest as manifests
 from pgfed.results.kept.manifest import NAME
 from pgfed.results.kept.models import GLOBAL
 from pgfed.results.kept.writing import manifest, model_files, write_frozen, write_model
-from pgfed.results.runs import Evidence
+from pgfed.results.runs import TOLD, Evidence, Told
 from pgfed.results.statistics import Floats
 
 KEPT = 5  # checkpoints, for `rollback`; sites keep as many states
@@ -64,7 +64,8 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     folder.check_run(resume=options.resume)
     experiment, methods = load_experiment(folder.experiment_file, None)
     agreed = digest(folder.agreement, experiment)
-    federation = folder.agreement.without_data()
+    by_name = experiment.data.draws == "by-name"
+    federation = folder.agreement.without_data(by_name=by_name)
     task = make_model(folder.agreement, experiment, experiment.seeds[0], federation)
     model, head = model_of(folder.agreement, experiment), experiment.model.head
     table = replace(experiment.task, metric=task.objective.metric)
@@ -77,7 +78,7 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     run = _identify(folder.run, agreed)
     note(folder.run, options=asdict(options))
     pins = Pins(folder.run, accept=options.accept_changes)
-    status = Status(folder.run, folder.agreement.seats)
+    status = Status(folder.run, folder.agreement.names)
     with FederationRun(folder.run, setup, resume=options.resume, warn=status.tell) as keeper:
         try:
             frozen = frozen_digests(folder.agreement, experiment, federation)
@@ -138,6 +139,8 @@ def _identify(folder: Path, agreed: str) -> str:
 
 def _wait(seats: Seats, options: Options, status: Status) -> None:
     """For all sites, but not longer than for a round; then begin with those who are there."""
+    if not seats.taken:
+        raise QuorumError("no site has joined yet; `pgfed federation invite` lets one in")
     status.tell("waiting for the sites")
     seats.wait(seats.taken, options.round_timeout)
     here = len(seats.present())
@@ -230,6 +233,16 @@ class FederationRun(RunWriter):
             for name in run.task.objective.names
         }
 
+    def _told(self, run: Run) -> Told | None:
+        """What the sites said of their gains with this method."""
+        asked_for = (self._setup.methods[name] for name in self._backend.asks)
+        if run.algorithm not in asked_for or not self._setup.keeps_models(run.seed):
+            return None
+        said = [self._done.get(i, {}) for i in range(len(self._seats))]
+        if not any("gain_p" in one for one in said):
+            return None
+        return Told(*(np.array([one.get(key, np.nan) for one in said]) for key in TOLD))
+
     @property
     def _missed(self) -> dict[int, str]:
         """The sites that have not written their model, and why."""
@@ -242,8 +255,8 @@ class FederationRun(RunWriter):
         models = folder / layout.MODELS
         for i, reason in self._missed.items():
             self._warn(
-                f"{method}, seed {run.seed}: client {i} has not written its model ({reason}); "
-                "--resume asks it again"
+                f"{method}, seed {run.seed}: {self._status.name(i)} has not written its model "
+                f"({reason}); --resume asks it again"
             )
         content = manifest(
             self._setup.experiment,
@@ -259,6 +272,7 @@ class FederationRun(RunWriter):
                 {"client": row["client"], "id": i, **row, **self._files.get(i, {})}
                 for i, row in enumerate(rows)
             ],
+            class_shares=run.class_shares(),
         )
         manifests.write(models, content)
         write_atomic(models / WRITTEN, json.dumps(self._done) + "\n")
@@ -303,7 +317,7 @@ def _read_files(models: Path) -> dict[int, dict[str, str]]:
     return {r["id"]: {k: r[k] for k in ("file", "sha256")} for r in rows if "file" in r}
 
 
-class _Sites(Callback):
+class _Sites(Observer):
     """Per site its time, bytes and accuracy, and why it missed the round."""
 
     def __init__(self, backend: Flower, status: Status, rounds: int) -> None:
@@ -320,9 +334,8 @@ class _Sites(Callback):
         for dropped in record["dropped"]:
             if dropped["reason"] == "no reply":
                 dropped["reason"] = missed.get(dropped["client"], "no reply")
-            self._status.tell(
-                f"round {record['round']}, client {dropped['client']}: {dropped['reason']}"
-            )
+            name = self._status.name(dropped["client"])
+            self._status.tell(f"round {record['round']}, {name}: {dropped['reason']}")
         sites = {i: facts.record() for i, facts in self._backend.facts.items()}
         for i, reason in self._backend.missed.get("score", {}).items():
             sites.setdefault(i, {})["not_scored"] = reason
@@ -330,7 +343,7 @@ class _Sites(Callback):
         self._status.round(record)
 
 
-class _Alone(Callback):
+class _Alone(Observer):
     """`local` was trained beside another method: what went wrong there went wrong here."""
 
     def __init__(self, history: list[Record]) -> None:

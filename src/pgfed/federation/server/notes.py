@@ -48,7 +48,7 @@ class Pins:
         """What was accepted."""
         return list(noted(self._folder).get("changes", []))
 
-    def hold(self, client: int, facts: Facts) -> str:
+    def hold(self, client: int, name: str, facts: Facts) -> str:
         """Pin these facts, or compare; what has changed, if that is accepted."""
         known = noted(self._folder)
         sites = known.get("sites", {})
@@ -58,7 +58,7 @@ class Pins:
             for key, value in facts.items()
             if before.get(key) != value
         ]
-        said = f"client {client} has changed since the run began: {'; '.join(named)}"
+        said = f"{name} has changed since the run began: {'; '.join(named)}"
         if named and not self.accept:
             raise BadRecord(f"{said}; `run --resume --accept-changes` goes on with it")
         if not named and str(client) in sites:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import ssl
@@ -24,11 +25,12 @@ from pgfed.federation.flower.gate import Gate
 from pgfed.federation.flower.grid import LinkGrid, Stopped
 from pgfed.federation.flower.guard import Guard, Visitor
 from pgfed.federation.flower.private import Link
-from pgfed.federation.folders.folder import FederationFolder, is_loopback, site_name
+from pgfed.federation.folders.folder import FederationFolder, is_loopback
 from pgfed.federation.folders.keys import expiry_warning, load_public, public_pem
 from pgfed.federation.server.backend import QuorumError
 from pgfed.federation.server.conduct import Options, conduct, unfinished
 from pgfed.federation.server.control import Handler, Request, listening
+from pgfed.federation.server.lobby import Lobby
 from pgfed.federation.server.status import FILE
 
 KEEP = 20.0  # seconds between two signs to Flower that the run goes on
@@ -50,6 +52,7 @@ class Server:
         self._link = Link()
         self._visitors: dict[int, Visitor] = {}  # by seat
         self._by_key: dict[bytes, Visitor] = {}
+        self._lobby = Lobby(lambda: self._admit({}))
         self._admit({})
         self._over: Callable[[], None] = lambda: None
         self._run: threading.Thread | None = None
@@ -64,6 +67,7 @@ class Server:
         self._grid = LinkGrid(self._link, self._visitors, loop)
         guard = Guard(
             self._link.app(),
+            self._lobby,
             self._by_key,
             alive=lambda visitor: self._link.alive(visitor.node),
             arrives=lambda visitor: self._link.gone(visitor.node),
@@ -115,6 +119,9 @@ class Server:
             conduct(self._grid, self._folder, options)
         except (UserError, QuorumError, Stopped) as error:
             log.error("the run ended: %s", error)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            log.error("the run ended: %s%s", "disk full at the server: " if full else "", error)
         except Exception:
             log.exception("the run failed")
         finally:
@@ -134,7 +141,9 @@ class Server:
     # -- who is admitted -----------------------------------------------------------------------
 
     def _admit(self, request: Request) -> Request:
-        """The sites whose keys are in the folder now, and nobody else."""
+        """The sites whose keys are in the folder now, and nobody else; and who is invited."""
+        self._folder = FederationFolder(self._folder.path)  # there may be more seats
+        self._lobby.look(self._folder)
         seats = range(self._folder.agreement.seats)
         keys = {i: load_public(self._folder.key(i)) for i in seats if self._folder.key(i).is_file()}
         pems = {i: public_pem(key) for i, key in keys.items()}
@@ -144,10 +153,11 @@ class Server:
             if pems.get(i) not in self._by_key or self._by_key[pems[i]] is not visitor:
                 self._dismiss(i, visitor)
         for i, pem in pems.items():
+            name = self._folder.agreement.names[i]
             if i not in self._visitors:
-                name = site_name(i, self._folder.agreement.seats)
-                self._visitors[i] = Visitor(name, self._link.node(pem), keys[i])
+                self._visitors[i] = Visitor(i, name, self._link.node(pem), keys[i])
                 self._by_key[pem] = self._visitors[i]
+            self._visitors[i].name = name
         return {"sites": [visitor.name for visitor in self._visitors.values()]}
 
     def _dismiss(self, seat: int, visitor: Visitor) -> None:
@@ -193,7 +203,12 @@ class Server:
             }
             for visitor in self._visitors.values()
         ]
-        return {"running": self._running, "up": round(time.time() - self._began), "sites": sites}
+        return {
+            "running": self._running,
+            "up": round(time.time() - self._began),
+            "sites": sites,
+            "invited": self._lobby.invited,
+        }
 
 
 @contextlib.asynccontextmanager

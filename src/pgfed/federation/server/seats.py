@@ -84,7 +84,7 @@ class Seats:
     def missing(self) -> str:
         """The names of those who are not there."""
         here = self.present()
-        return ", ".join(self._status.site(i)["name"] for i in sorted(self.taken - {*here}))
+        return ", ".join(self._status.name(i) for i in sorted(self.taken - {*here}))
 
     def present(self) -> list[int]:
         return [i for i in range(len(self)) if self.node(i) is not None]
@@ -119,6 +119,13 @@ class Seats:
             time.sleep(LOOK / 4)
             self.look()
 
+    def rest(self, seconds: float) -> None:
+        """Let time pass; whoever comes meanwhile is seated."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(min(LOOK / 4, seconds))
+            self.look()
+
     def _greet(self, node: int, now: float) -> None:
         nonce = secrets.token_hex(16)
         agreed = {"digest": self._digest, "frozen": self._frozen, "accept": self.pins.accept}
@@ -139,13 +146,14 @@ class Seats:
             if "error" in head:
                 raise BadRecord(str(head["error"])[:500])
             client = self._check(head, node, nonce)
-            changed = self.pins.hold(client, {k: field(head, k, str)[:80] for k in PINNED})
+            name = self._status.name(client)
+            changed = self.pins.hold(client, name, {k: field(head, k, str)[:80] for k in PINNED})
         except BadRecord as error:
             self._refused[node] = time.monotonic()
             client = self._grid.seat(node)
             self._status.doing(client, str(error))
             if self._why.get(node) != str(error):  # it is asked again and again
-                self._status.tell(f"{self._status.site(client)['name']} was not seated: {error}")
+                self._status.tell(f"{self._status.name(client)} was not seated: {error}")
             self._why[node] = str(error)
             return
         self._node[client] = node
@@ -155,8 +163,10 @@ class Seats:
         n = [head[f"n_{part}"] for part in ("train", "validation", "test")]
         self.federation.bounds[client] = np.cumsum([0, *n])
         self.facts[client] = {k: str(head.get(k))[:80] for k in (*PINNED, "machine")}
+        self.facts[client]["privacy"] = str(head.get("privacy", "none"))[:200]
         del self.facts[client]["data"]
-        self._status.tell(f"client {client} is here: {n[0]} samples to train on, {n[2]} to test on")
+        name = self._status.name(client)
+        self._status.tell(f"{name} is here: {n[0]} samples to train on, {n[2]} to test on")
 
     def _check(self, head: Head, node: int, nonce: str) -> int:
         client: int = field(head, "client", int)
@@ -166,15 +176,16 @@ class Seats:
         if client not in self._keys:
             raise BadRecord(f"seat {client} was empty when the run began; the next `run` has it")
         if not holds_claim(self._keys[client], signature, client, node, self._run, nonce):
-            raise BadRecord(f"it claims to be client {client} but does not hold that site's key")
+            name = self._status.name(client)
+            raise BadRecord(f"it claims to be {name} but does not hold that site's key")
         for part in ("train", "validation", "test"):
             n = field(head, f"n_{part}", int)
             if not 0 <= n <= MAX_SAMPLES:
-                raise BadRecord(f"client {client}: n_{part} is {n}, allowed at most {MAX_SAMPLES}")
+                raise BadRecord(f"n_{part} is {n}, allowed at most {MAX_SAMPLES}")
         n = sum(head[f"n_{part}"] for part in ("train", "validation", "test"))
         if n > self._most[client]:
             most = self._most[client]
-            raise BadRecord(f"client {client} says it has {n} samples; max_samples is {most}")
+            raise BadRecord(f"it says it has {n} samples; max_samples is {most}")
         if not head["n_train"]:
-            raise BadRecord(f"client {client} has no training data")
+            raise BadRecord("it has no training data")
         return client

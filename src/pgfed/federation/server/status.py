@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pgfed.federation.folders.folder import site_name
-
 FILE = "status.json"
+
+log = logging.getLogger(__name__)
 
 
 class Status:
     """Kept up to date by a run. Not synced to disk: it tells, nothing depends on it."""
 
-    def __init__(self, folder: Path, seats: int) -> None:
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self._path = folder / FILE
         self.content: dict[str, Any] = {
             "state": "waiting for sites",
@@ -29,7 +32,7 @@ class Status:
             "messages": [],
             "sites": [
                 {
-                    "name": site_name(i, seats),
+                    "name": name,
                     "here": False,
                     "doing": "",
                     "n_train": 0,
@@ -40,9 +43,12 @@ class Status:
                     "bytes_up": 0,
                     "accuracy": None,
                 }
-                for i in range(seats)
+                for name in names
             ],
         }
+
+    def name(self, client: int) -> str:
+        return str(self.site(client)["name"])
 
     def site(self, client: int) -> dict[str, Any]:
         site: dict[str, Any] = self.content["sites"][client]
@@ -78,14 +84,15 @@ class Status:
         """A line for people."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         self.content["messages"] = [*self.content["messages"], f"{stamp} {text}"][-20:]
-        print(stamp, text, flush=True)
+        log.info(text)
         self.write()
 
     def write(self, **changes: Any) -> None:
         self.content.update(changes)
         temporary = self._path.with_name(f".{FILE}.tmp")
-        temporary.write_text(json.dumps(self.content))
-        os.replace(temporary, self._path)
+        with contextlib.suppress(OSError):  # a full disk: what must be written says so
+            temporary.write_text(json.dumps(self.content))
+            os.replace(temporary, self._path)
 
 
 def read(folder: Path) -> dict[str, Any] | None:

@@ -8,12 +8,13 @@ a later one has been named: by then the server remembers that later round for go
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import json
 import logging
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,18 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
+from pgfed.engine import personal
 from pgfed.engine.client import ClientError, ClientSide
+from pgfed.engine.privacy import adapted
+from pgfed.engine.replies import Form, refusal
 from pgfed.engine.storage.durable import DamagedFile, write_atomic
 from pgfed.errors import UserError
 from pgfed.federation.flower.records import BadRecord, Head, field, pack, size, unpack
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import load_private, sign_claim
 from pgfed.federation.folders.models import frozen_digests, make_model
+from pgfed.federation.site import arriving, keeping, private
 from pgfed.federation.site import data as sitedata
-from pgfed.federation.site import keeping
 from pgfed.federation.site.house import Refused, Seat, check_consent, facts_of, salted
 from pgfed.federation.site.record import Record
 from pgfed.federation.site.states import States
@@ -41,6 +45,7 @@ from pgfed.results.folder.layout import seed_folder
 log = logging.getLogger(__name__)
 
 Parts = dict[str, State]
+FAILED = "this site could not do it; its log says why"
 
 
 class Site:
@@ -52,7 +57,11 @@ class Site:
         self.client = folder.file.client
         self.experiment, self.methods = load_experiment(folder.experiment_file, folder.allowed)
         name, at = (data, Path.cwd()) if data else (self.file.data, folder.path)
-        self.federation = sitedata.load(folder, name, self.experiment.data, at)
+        divided = adapted(self.experiment) if self.file.private.on else self.experiment
+        self.federation = sitedata.load(folder, name, divided.data, at)
+        self._private = private.made(
+            folder, self.experiment, self.methods, self.federation, name, at
+        )
         self._key = load_private(folder.key)
         self._digest = digest(self.file, self.experiment)
         self._frozen = frozen_digests(self.file, self.experiment, self.federation)
@@ -69,6 +78,7 @@ class Site:
         stages: dict[str, Callable[[Head, Parts, int], tuple[Head, Parts]]] = {
             "hello": self._hello,
             "train": self._train,
+            "refresh": self._refresh,
             "score": self._score,
             "share": self._share,
             "personal": self._personal,
@@ -83,15 +93,34 @@ class Site:
             self._note(head, reply, results, question)
             self._told = ""
         except (UserError, ClientError, BadRecord, Refused, DamagedFile, OSError) as error:
-            if str(error) != self._told:  # the server asks again every few seconds
-                log.warning("refused: %s", error)
-            self._told = str(error)
-            reply, results = {"error": str(error)}, {}
+            why = self._told_of(error)
+            if why != self._told:  # the server asks again every few seconds
+                log.warning("refused: %s", why)
+            self._told = why
+            reply, results = {"error": why}, {}
         except Exception as error:
             log.exception("unexpected")
-            reply, results = {"error": f"unexpected {type(error).__name__}: {error}"}, {}
+            why = FAILED if self._private else f"unexpected {type(error).__name__}: {error}"
+            reply, results = {"error": why}, {}
         reply |= {k: v for k, v in head.items() if k in ("stage", "ticket", "round")}
         return pack(reply, **results)
+
+    def _told_of(self, error: Exception) -> str:
+        """Under privacy what went wrong inside may hold what only samples tell: it is not sent."""
+        if self._private is not None and isinstance(error, ClientError | DamagedFile | OSError):
+            log.error("%s", error)
+            return FAILED
+        return self._cause(error)
+
+    def _cause(self, error: Exception) -> str:
+        """In words that somebody can act on; a path of this machine is told to nobody else."""
+        if not isinstance(error, OSError):
+            return str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            log.error("disk full: %s", error)
+            return f"disk full at {self.file.names[self.client]}"
+        log.error("%s", error)
+        return f"{error.strerror or type(error).__name__} at the site, which says more in its log"
 
     def _hello(self, head: Head, parts: Parts, node: int) -> tuple[Head, Parts]:
         """Who this is, and how many samples it has."""
@@ -111,10 +140,12 @@ class Site:
         run, nonce = field(head, "run", str), field(head, "nonce", str)
         accept = head.get("accept") is True
         salt = Seat(self.folder, run).take(self.experiment, self._facts, accept=accept)
-        counts = {
+        counts: Head = {
             f"n_{name}": int(getattr(self.federation, f"n_{name}")[self.client])
             for name in ("train", "validation", "test")
         }
+        if self._private is not None:
+            counts = self._private.declared()
         return {
             "client": self.client,
             "signature": sign_claim(self._key, self.client, node, run, nonce),
@@ -127,18 +158,70 @@ class Site:
         side, states, round = self._work(head)
         base = field(head, "base", int)
         afresh = base > 0 and states.lost
+        if afresh and not self._seat(head).accepted:
+            raise Refused(
+                "its state of this run is lost: put state/ back from a backup, or have the server "
+                "go on with --accept-changes, from the beginning for this site"
+            )
         if afresh:
             log.warning("no state of this run is here; beginning afresh in round %d", round)
         began = time.perf_counter()
-        update, seconds = self._train_one(side, states, round, 0 if afresh else base, parts)
+        base = 0 if afresh else base
+        if self._protected(head):
+            update, seconds = self._train_privately(head, parts, side, states, base), 0.0
+        else:
+            update, seconds = self._train_one(side, states, round, base, parts)
+        self._check_step(side, parts["message"], update)
         reply: Head = {"seconds": seconds, "afresh": afresh}
         if field(head, "alone", bool):
             alone, own = self._side(BASELINE, side.seed), self._states(head, BASELINE)
             base = 0 if base > 0 and own.lost else base
-            _, reply["alone_seconds"] = self._train_one(alone, own, round, base, {"message": {}})
+            _, took = self._train_one(alone, own, round, base, {"message": {}})
+            reply["alone_seconds"] = took if self._private is None else 0.0
         took = time.perf_counter() - began
         log.info("%s, seed %d, round %d: %.1f s", head["method"], side.seed, round, took)
         return reply, {"update": update}
+
+    def _protected(self, head: Head) -> bool:
+        return self._private is not None and not self._private.exempt(head["method"])
+
+    def _train_privately(
+        self, head: Head, parts: Parts, side: ClientSide, states: States, base: int
+    ) -> State:
+        """The round's one answer: charged in the ledger before it leaves."""
+        assert self._private is not None, "asked before"
+        if head["round"] <= base:
+            raise Refused(f"asked to train round {head['round']} on top of round {base}")
+        asked = arriving.question({k: head[k] for k in private.ASKED}, parts)
+
+        def work(protection: private.SiteProtection) -> tuple[State, str]:
+            state = self._load(head, states, base)
+            states.settle(base)
+            own = replace(side, protection=protection)
+            new, update, _ = own.call("train", self.client, head["round"], state, parts["message"])
+            return update, states.save(head["round"], new)
+
+        return self._private.answer(self._place(head), base, asked, work)
+
+    def _place(self, head: Head, round: int | None = None) -> tuple[str, str, int, int]:
+        return head["run"], head["method"], head["seed"], head["round"] if round is None else round
+
+    def _load(self, head: Head, states: States, base: int) -> State | None:
+        """The state after round ``base``; under privacy the one that was charged."""
+        if not base:
+            return None
+        if not self._protected(head):
+            return states.load(base)
+        assert self._private is not None, "it is protected"
+        return states.load(base, self._private.state_of(self._place(head, base)))
+
+    def _check_step(self, side: ClientSide, message: State, update: State) -> None:
+        """Under a crafted model a step may be long: the longer it is, the more it says."""
+        limit = int(update.get("n", 0)) if self._private else side.trains_on(self.client)
+        leaves, most = personal.declared(message, side.algorithm), self.file.max_step
+        why = refusal(leaves, _form(side), message, update, limit, most)
+        if why is not None:
+            raise Refused(f"what training gave does not leave this site: {why}")
 
     def _train_one(
         self, side: ClientSide, states: States, round: int, base: int, parts: Parts
@@ -151,14 +234,26 @@ class Site:
         states.save(round, new)
         return update, facts["seconds"]
 
+    def _refresh(self, head: Head, parts: Parts, node: int) -> tuple[Head, Parts]:
+        """Train once more, after the last round, for this site alone: nothing leaves."""
+        side, states, round = self._work(head)
+        base = field(head, "base", int)
+        base = 0 if base > 0 and states.lost else base
+        self._train_one(side, states, round, base, parts)
+        return {}, {"refresh": {}}
+
     def _score(self, head: Head, parts: Parts, node: int) -> tuple[Head, Parts]:
         side, states, round = self._work(head)
         base = field(head, "base", int)
-        results = {"score": self._score_one(side, states, round, base, parts["message"])}
+        results = {}
+        if self._private is None:
+            results["score"] = self._score_one(side, states, round, base, parts["message"])
         if field(head, "alone", bool):
             alone, own = self._side(BASELINE, side.seed), self._states(head, BASELINE)
             results["alone"] = self._score_one(alone, own, round, base, {})
             write_atomic(self._alone_file(head), json.dumps(results["alone"]))
+        if self._private is not None:
+            raise Refused(private.WITHHELD)
         return {}, results
 
     def _score_one(
@@ -172,7 +267,9 @@ class Site:
         """What the method gives once, after the last round, for the global model."""
         side, states, round = self._work(head)
         base = field(head, "base", int)
-        state = states.load(base) if base else None
+        state = self._load(head, states, base)
+        if self._private is not None:
+            side = self._under(head, side)
         (share,) = side.call("share", self.client, round, state, parts["message"])
         return {}, {"share": share}
 
@@ -180,20 +277,31 @@ class Site:
         """Write this site's personalized model and what it gained; the model stays here."""
         side, states, round = self._work(head)
         base = field(head, "base", int)
-        state = states.load(base) if base else None
+        state = self._load(head, states, base)
         (result,) = side.call("personal", self.client, round, state, parts["message"])
         found, numbers = side.call("evidence", self.client, round, state, parts["message"])
         about = {k: head[k] for k in ("run", "method", "seed", "round")}
-        model = keeping.Model(self.experiment, self.federation, self.client, side, result["w"])
-        place = self._seat(head).models()
-        model.write(
-            place, self.folder.path / "report.csv", about, found, numbers, self._alone(head)
+        own = self._private
+        facts = None if own is None else own.facts(head["run"], head["method"])
+        model = keeping.Model(
+            self.experiment, self.federation, self.client, side, result["w"], facts
         )
+        place = self._seat(head).models()
+        alone = self._alone(head), self._alone_evidence(head)
+        said = model.write(place, self.folder.path / "report.csv", about, found, numbers, alone)
         names = side.task.objective.names  # other facts, as the largest class's share, stay here
-        results: Parts = {"metrics": {k: v for k, v in numbers.items() if k in names}}
-        if field(head, "copy", bool) and self.file.share_model:
+        results: Parts = {"metrics": {k: v for k, v in numbers.items() if k in names} | said}
+        if self._private is not None:  # exact scores stay; so does a model that is not covered
+            results = {}
+        uncovered = self._private is not None and not self._private.covered(head["method"])
+        if field(head, "copy", bool) and self.file.share_model and not uncovered:
             results["personal"] = result
         return {}, results
+
+    def _under(self, head: Head, side: ClientSide) -> ClientSide:
+        assert self._private is not None, "asked before"
+        run, method, seed, _ = self._place(head)
+        return replace(side, protection=self._private.protection(run, method, seed))
 
     # -- what may be asked, and what has left --------------------------------------------------
 
@@ -208,11 +316,11 @@ class Site:
             raise Refused(f"this site does not answer {kind!r} (requests in its site.toml)")
         about = {"run": head["run"], "kind": kind}
         about |= {k: field(head, k, t) for k, t in (("method", str), ("seed", int), ("round", int))}
-        for name, part in parts.items():
-            for key, value in part.items():
-                if not bool(torch.isfinite(torch.as_tensor(value)).all()):
-                    raise Refused(f"{name}.{key}: holds NaN or infinite values")
-        question = _digest(head, parts)
+        side, _, _ = self._work(head)
+        if set(parts) != {"message"}:
+            raise Refused(f"found the parts {sorted(parts)!r:.80}, expected the message alone")
+        arriving.check("message", parts["message"], _form(side), self.file.seats)
+        question = arriving.question(head, parts)
         before = self._record.questions(**about)
         if len(before | {question}) > self.file.answers_per_round:
             raise Refused(
@@ -242,7 +350,8 @@ class Site:
             raise Refused(f"a message for client {head['client']}, this is client {self.client}")
         if method not in self.methods or seed not in self.experiment.seeds:
             raise Refused(f"{method!r:.40}, seed {seed} is not in this site's experiment")
-        if not 0 <= round <= self.experiment.rounds:
+        once_more = head["stage"] == "refresh" and self.methods[method].personal.refresh
+        if not 0 <= round <= self.experiment.rounds + once_more:
             raise Refused(f"round {round}; the experiment has {self.experiment.rounds}")
         return self._side(method, seed), self._states(head, method), round
 
@@ -284,17 +393,16 @@ class Site:
         score: float | None = json.loads(self._alone_file(head).read_text()).get("test_score")
         return score
 
+    def _alone_evidence(self, head: Head) -> State | None:
+        """What the model trained alone gives for each test sample; it does not leave."""
+        states = self._states(head, BASELINE)
+        if BASELINE not in self.methods or states.lost:
+            return None
+        side = self._side(BASELINE, field(head, "seed", int))
+        found, _ = side.call("evidence", self.client, head["round"], states.last(), {})
+        return found
 
-def _digest(head: Head, parts: Parts) -> str:
-    """By which a question is known again."""
-    asked = {k: v for k, v in head.items() if k != "ticket"}
-    digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode())
-    for name, part in sorted(parts.items()):
-        for key, value in sorted(part.items()):
-            digest.update(f"{name}.{key};".encode())
-            if isinstance(value, Tensor):
-                digest.update(f"{value.dtype} {tuple(value.shape)};".encode())
-                digest.update(value.contiguous().numpy().tobytes())
-            else:
-                digest.update(f"{value!r};".encode())
-    return digest.hexdigest()[:16]
+
+def _form(side: ClientSide) -> Form:
+    task = side.task
+    return Form(task.layout, side.algorithm.shared, task.outputs, task.width)

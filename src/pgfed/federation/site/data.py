@@ -47,11 +47,12 @@ def load(folder: SiteFolder, name: str, data: Data, at: Path) -> Federation:
     return build_seat(
         dataset,
         site.client,
-        site.seats,
+        site.names,
         test_share=data.test_share,
         validation_share=data.validation_share,
         seed=data.seed,
         stratify=data.stratify,
+        by_name=data.draws == "by-name",
     )
 
 

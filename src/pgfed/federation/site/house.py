@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
-from pgfed.config.description import leaving, leaving_once
+from pgfed.config.description import LEAVES, leaving, leaving_once
 from pgfed.config.tables import Experiment
 from pgfed.data.federation import Federation
+from pgfed.engine import personal
 from pgfed.engine.replies import Form
 from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
@@ -109,6 +110,8 @@ def asks(folder: SiteFolder, experiment: Experiment, methods: Mapping[str, Algor
             f"{size(each)} leave in each round:"
         )
         lines += [f"    {line}" for line in leaving(type(method))]
+        for key, kind in personal.leaves(method).items():
+            lines.append(f"    and once, in its first round: {key}: {LEAVES[kind]}")
         if once:
             lines += ["    and once, after the last round:", *(f"    {line}" for line in once)]
     lines.append(
@@ -153,10 +156,15 @@ class Seat:
             self._write({**known, "facts": facts})
         known = self.check()
         if accept:
-            self._write({**known, "facts": facts})
+            self._write({**known, "facts": facts, "accepted": True})
         else:
             self.hold(facts)
         return str(known["salt"])
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the server's operator went on though this site had changed."""
+        return bool(self.check().get("accepted"))
 
     def hold(self, facts: dict[str, str]) -> None:
         """Refuse to go on with other data or versions than those of the first time."""

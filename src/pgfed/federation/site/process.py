@@ -42,7 +42,8 @@ class Stopped(Exception):
 def attend(folder: SiteFolder, data: str, say: Callable[[str], None]) -> None:
     """Take part until told to stop."""
     with _stoppable(), _alone(folder):
-        say(f"client {folder.file.client} of {folder.file.federation}, server {folder.file.server}")
+        file = folder.file
+        say(f"{file.names[file.client]} of {file.federation}, server {file.server}")
         become_worker()
         _wait_for_data(folder, data, say)
         site = Site(folder, data)

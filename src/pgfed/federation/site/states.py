@@ -27,19 +27,25 @@ class States:
             self._folder.glob(f"{'*' if round is None else f'{round:06d}'}-*.safetensors")
         )
 
-    def load(self, round: int) -> State:
-        """The state after this round. The file's name holds its checksum."""
+    def load(self, round: int, digest: str | None = None) -> State:
+        """The state after this round. The file's name holds its checksum; ``digest``: of the one
+        that is meant, where more than one can be."""
         for path in self._files(round):
             data = path.read_bytes()
-            if path.stem.partition("-")[2] == sha256(data)[:16]:
+            found = sha256(data)
+            if path.stem.partition("-")[2] == found[:16] and digest in (None, found):
                 return state_from_bytes(data)
         raise DamagedFile(
-            f"{self._folder} holds no sound state of round {round}; put it back from a backup, or "
-            "remove that folder to begin afresh"
+            f"{self._folder} holds no sound state of round {round}; put it back from a backup; "
+            "to begin afresh, remove that folder and have the server go on with --accept-changes"
         )
 
-    def save(self, round: int, state: State) -> None:
-        """The one state of this round: another one was of a round that did not count."""
+    def last(self) -> State:
+        """The newest state."""
+        return self.load(int(self._files()[-1].stem.partition("-")[0]))
+
+    def save(self, round: int, state: State) -> str:
+        """The one state of this round (another was of one that did not count). Its SHA-256."""
         self._folder.mkdir(parents=True, exist_ok=True)
         data = state_to_bytes(state)
         new = self._folder / f"{round:06d}-{sha256(data)[:16]}.safetensors"
@@ -47,6 +53,7 @@ class States:
         for path in self._files(round):
             if path != new:
                 path.unlink(missing_ok=True)
+        return sha256(data)
 
     def settle(self, round: int) -> None:
         """Keep this round's state, and those of a few rounds before it."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from pgfed.model.metrics import Metric
+from pgfed.report.figures.colours import BLUE, GREY, INK, PALE, SEQUENTIAL, VERMILLION
+from pgfed.report.figures.ordering import CLUSTERED, by_likeness
 from pgfed.report.figures.specification import (
-    BLUE,
-    GAP,
-    GREY,
     MAX_CLIENTS,
-    SEQUENTIAL,
-    SKY,
-    VERMILLION,
+    NAMED,
     Figure,
     Panel,
     Style,
@@ -26,97 +25,165 @@ from pgfed.report.figures.specification import (
     plain,
     rounded,
     shown,
-    solid_first,
     spec,
     thinned,
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group, Method
-from pgfed.results.formats import correlation, gain_axis, points
+from pgfed.results.formats import correlation, factor, gain_axis, points
+from pgfed.results.gains.clients import Gain
 from pgfed.results.runs import Clients
-from pgfed.results.statistics import Correlation, Gain, Ints
+from pgfed.results.statistics import Correlation, Ints
+from pgfed.results.verdict import counted, judge
 
 # -- gains -------------------------------------------------------------------------------------
 
 
 def gains(group: Group, style: Style) -> Figure | None:
-    """Who gained: all methods sorted, or one method client by client with the clients' sizes."""
-    found = [(m, gain) for m in group.ranked if (gain := group.gain(m)) is not None]
+    """Who gained: one method client by client, with the clients' sizes, or all methods sorted."""
+    label = judge(group).method  # what the verdict is about comes first
+    ranked = sorted(group.ranked, key=lambda method: method.label != label)
+    found = [(m, gain) for m in ranked if (gain := group.gain(m)) is not None]
     if not found:
         return None
-    lines = [_sorted_gains(method, gain, group, style) for method, gain in found]
-    together = layout_of(
-        "share of the clients in %, sorted by gain",
-        gain_axis(group.metric).replace("gain", f"gain over {group.over}"),
-    )
-    together["yaxis"]["zeroline"] = True
-    each = [_gain_and_size(gain, group) for _, gain in found]
+    few = len(group.clients) <= NAMED
+    specs = {
+        f"with {method.label}": _bars(gain, group) if few else _gain_and_size(gain, group)
+        for method, gain in found
+    }
+    specs["all methods, sorted"] = _all_sorted(found, group, style)
     leader, gain = found[0]
     fit = stats.correlate(np.log(np.maximum(group.clients.n_train, 1)), gain.per_client)
-    caption = (
-        f"Each client's gain over training alone. With {leader.label}, {gain.gained:,} gained, "
-        f"{gain.harmed:,} lost, {gain.unchanged:,} stayed. {_who(fit)}"
+    who = counted(gain) or "who gained is not known"
+    colours = (
+        "Blue clearly gained, orange clearly lost, grey cannot be told; thin lines are 95 % "
+        "intervals, each of one client by itself. "
+        if gain.known
+        else ""
     )
-    panel = Panel(
-        f"Gain over {group.over} of every client, sorted",
-        [spec(solid_first(lines), together), *each],
-        height=440,
-    )
+    caption = f"With {leader.label} over {group.over}, {who}. {colours}{_who(fit)}"
+    panel = Panel(f"Gain over {group.over} of every client", list(specs.values()), height=440)
     labels = [method.label for method, _ in found]
-    return Figure("gains", "Who gained", caption, ["all methods", *labels], [panel], legend=labels)
+    return Figure("gains", "", caption, list(specs), [panel], legend=labels)
 
 
-def _by_gain(gain: Gain, group: Group) -> tuple[Ints, Trace]:
-    """The clients that gained most first; what bars and lines over them have in common."""
+def _all_sorted(found: Sequence[tuple[Method, Gain]], group: Group, style: Style) -> dict[str, Any]:
+    """The leader is drawn last, on top of the others."""
+    lines = [_sorted_gains(method, gain, group, style) for method, gain in reversed(found)]
+    layout = layout_of(
+        "share of the clients in %",
+        gain_axis(group.metric).replace("gain", f"gain over {group.over}"),
+    )
+    layout["yaxis"]["zeroline"] = True
+    return spec(lines, layout, ends=True)
+
+
+def _by_gain(gain: Gain, group: Group) -> tuple[Ints, list[Any]]:
+    """The clients that gained most first, and what is known of each."""
     order = np.argsort(-gain.per_client, kind="stable")
     order = thinned(order[~np.isnan(gain.per_client[order])])
     names, sizes = group.clients.names, group.clients.n_train
-    return order, {
-        "y": shown(gain.per_client[order], group.metric),
-        "customdata": [[int(i), plain(names[i]), int(sizes[i])] for i in order],
-    }
+    return order, [[int(i), plain(names[i]), int(sizes[i])] for i in order]
 
 
 def _sorted_gains(method: Method, gain: Gain, group: Group, style: Style) -> Trace:
     """One method among all."""
-    order, common = _by_gain(gain, group)
+    order, about = _by_gain(gain, group)
     colour, dash = style[method.label]
     share = (np.arange(len(order)) + 0.5) / len(order)
-    return common | {
+    return {
         "type": "scatter",
-        "mode": "lines+markers" if len(order) <= 60 else "lines",
+        "mode": "lines+markers" if len(order) <= NAMED else "lines",
         "meta": method.label,
         "line": {"color": colour, "dash": dash, "width": 2},
         "marker": {"color": colour, "size": 6},
         "x": rounded(100 * share, 4),
+        "y": shown(gain.per_client[order], group.metric),
+        "customdata": about,
         "hovertemplate": f"{plain(method.label)}<br>client %{{customdata[1]}} "
         f"(%{{customdata[2]:,}} samples): {_hover(group)}<extra></extra>",
     }
 
 
+def _bars(gain: Gain, group: Group) -> dict[str, Any]:
+    """A named bar per client, and beside it how much it holds."""
+    order, about = _by_gain(gain, group)
+    names = [name for _, name, _ in about]
+    values = shown(gain.per_client[order], group.metric)
+    common: Trace = {"type": "bar", "orientation": "h", "y": names, "customdata": about}
+    gained = common | {
+        "x": values,
+        "marker": {"color": _colours(gain, order)},
+        "error_x": _whiskers(gain, order, group.metric),
+        "hovertemplate": "client %{customdata[1]} (%{customdata[2]:,} samples): "
+        f"{_hover(group).replace('%{y', '%{x')}<extra></extra>",
+    }
+    held = common | {
+        "x": [n for _, _, n in about],
+        "xaxis": "x2",
+        "marker": {"color": GREY},
+        "hovertemplate": "client %{customdata[1]}: %{x:,} training samples<extra></extra>",
+    }
+    layout = layout_of(gain_axis(group.metric).replace("gain", f"gain over {group.over}"), "")
+    layout["yaxis"] |= {"type": "category", "autorange": "reversed", "showgrid": False}
+    layout["yaxis"] |= {"dtick": 1, "tickmode": "linear"}
+    layout["xaxis"] |= {"domain": [0, 0.72], "zeroline": True}
+    layout["xaxis2"] = axis("samples") | {"domain": [0.78, 1], "nticks": 4}
+    layout["bargap"] = 0.25
+    return spec([gained, held], layout, height=90 + 22 * max(3, len(order)))
+
+
 def _gain_and_size(gain: Gain, group: Group) -> dict[str, Any]:
-    """Above, what each client gained with one method; below, how much it holds."""
-    order, common = _by_gain(gain, group)
-    clients = group.clients
-    common |= {"type": "bar", "x": [plain(clients.names[i]) for i in order]}
-    colours = [BLUE if v is not None and v >= 0 else VERMILLION for v in common["y"]]
+    """Too many clients to name: above, what each gained with one method; below, its size."""
+    order, about = _by_gain(gain, group)
+    values = shown(gain.per_client[order], group.metric)
+    common: Trace = {"type": "bar", "x": [name for _, name, _ in about], "customdata": about}
     above = common | {
-        "marker": {"color": colours},
+        "y": values,
+        "marker": {"color": _colours(gain, order)},
         "hovertemplate": "client %{customdata[1]} (%{customdata[2]:,} samples): "
         f"{_hover(group)}<extra></extra>",
     }
     below = common | {
-        "y": [int(clients.n_train[i]) for i in order],
+        "y": [n for _, _, n in about],
         "yaxis": "y2",
         "marker": {"color": GREY},
         "hovertemplate": "client %{customdata[1]}: %{y:,} training samples<extra></extra>",
     }
     layout = layout_of("client, by gain", gain_axis(group.metric))
     layout["xaxis"] |= {"type": "category", "anchor": "y2", "showgrid": False}
+    layout["xaxis"] |= {"showticklabels": False}
     layout["yaxis"] |= {"domain": [0.34, 1], "zeroline": True}
     layout["yaxis2"] = axis("samples") | {"domain": [0, 0.24]}
     layout["bargap"] = 0.15
     return spec([above, below], layout)
+
+
+STANDING = {"clearly gained": BLUE, "clearly lost": VERMILLION}
+
+
+def _colours(gain: Gain, order: Ints) -> list[str]:
+    """By what the evidence carries: a gain that cannot be told is grey, however long its bar."""
+    statements = gain.statements
+    return [STANDING.get(statements[i] or "", GREY) for i in order]
+
+
+def _whiskers(gain: Gain, order: Ints, metric: Metric) -> dict[str, Any]:
+    """The interval of each client, where it is known."""
+    if not gain.known:
+        return {}
+    scale = factor(metric)
+    above = np.nan_to_num(scale * (gain.high - gain.per_client))[order]
+    below = np.nan_to_num(scale * (gain.per_client - gain.low))[order]
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": rounded(np.maximum(above, 0), 4),
+        "arrayminus": rounded(np.maximum(below, 0), 4),
+        "color": INK,
+        "thickness": 1,
+        "width": 3,
+    }
 
 
 def _hover(group: Group) -> str:
@@ -152,19 +219,24 @@ def partition(group: Group) -> Figure:
         held = (clients.counts > 0).sum(axis=1)
         caption += (
             f" A client holds {held.min()} to {held.max()} of the {len(clients.class_names)} "
-            f"classes (median {np.median(held):.0f}). Blank: none of that class."
+            f"classes (median {np.median(held):.0f}). The darker, the more samples; empty: none "
+            "of that class."
         )
+        by, at = "by size", order
+        if len(clients) > CLUSTERED:
+            by, at = "those with similar classes together", by_likeness(clients.counts)
+            caption += " Clients with similar classes stand together."
         views.insert(0, "samples by class")
-        specs.insert(0, _by_class(clients, clients.counts[order].T, order))
+        specs.insert(0, _by_class(clients, clients.counts[at].T, at, by))
         height = min(900, max(380, 120 + 16 * clients.counts.shape[1]))
     panel = Panel("Samples of each client by class", specs, height=height)
-    return Figure("partition", "Who holds what", caption, views, [panel])
+    return Figure("partition", "", caption, views, [panel])
 
 
 def _sizes(clients: Clients, order: Ints) -> dict[str, Any]:
     """Training data dark, test data light."""
     names = [plain(clients.names[i]) for i in order]
-    parts = (("training", clients.n_train, BLUE), ("test", clients.n_test, SKY))
+    parts = (("training", clients.n_train, BLUE), ("test", clients.n_test, PALE))
     bars = [
         {
             "type": "bar",
@@ -178,11 +250,12 @@ def _sizes(clients: Clients, order: Ints) -> dict[str, Any]:
     ]
     layout = layout_of("client, by size", "samples")
     layout["xaxis"] |= {"type": "category", "showgrid": False}
+    layout["xaxis"] |= {"showticklabels": len(order) <= CLUSTERED}
     layout |= {"barmode": "stack", "bargap": 0.1}
     return spec(bars, layout)
 
 
-def _by_class(clients: Clients, counts: Ints, order: Ints) -> dict[str, Any]:
+def _by_class(clients: Clients, counts: Ints, order: Ints, by: str) -> dict[str, Any]:
     """A column per client, a row per class."""
     heat: Trace = {
         "type": "heatmap",
@@ -195,8 +268,8 @@ def _by_class(clients: Clients, counts: Ints, order: Ints) -> dict[str, Any]:
         "hoverongaps": False,
         "hovertemplate": "client %{x}, class %{y}: %{z:,} samples<extra></extra>",
     }
-    layout = layout_of("client, by size", "class")
+    layout = layout_of(f"client, {by}", "class")
     layout["xaxis"] |= {"type": "category", "showgrid": False}
+    layout["xaxis"] |= {"showticklabels": len(order) <= CLUSTERED}
     layout["yaxis"] |= {"type": "category", "showgrid": False, "autorange": "reversed"}
-    layout["plot_bgcolor"] = GAP
-    return spec([heat], layout)
+    return spec([heat], layout, heat="held")

@@ -25,28 +25,32 @@ def differences(group: Group, style: Style) -> Figure | None:
     if len(group.ranked) < 2:
         return None
     leader, *others = group.ranked
-    references = sorted(group.ranked, key=lambda method: not group.is_control(method))
     found = [group.compare(leader, method) for method in others]
     clear = sum(one is not None and one.clear for one in found)
     caption = (
-        f"Difference of the last-10 {group.metric.title}, paired over clients and seeds, with its "
-        "95 % interval. One that crosses zero says: not told apart. "
+        f"Difference of the kept models' {group.metric.title}, paired over clients and seeds, with "
+        "its 95 % interval. One that crosses zero says: not told apart. "
         f"{leader.label} is clear of {clear} of the {len(others)} others."
     )
     panel = Panel(
         "Differences between methods with intervals",
-        [_against(reference, group, style) for reference in references],
+        [_against(reference, group, style) for reference in references(group)],
         height=110 + 34 * len(group.ranked),
     )
-    views = [f"minus {reference.label}" for reference in references]
+    views = [f"minus {reference.label}" for reference in references(group)]
     return Figure("differences", "", caption, views, [panel])
+
+
+def references(group: Group) -> list[Method]:
+    """What methods are held against, controls first."""
+    return sorted(group.ranked, key=lambda method: not group.is_control(method))
 
 
 def _against(reference: Method, group: Group, style: Style) -> dict[str, Any]:
     """All others minus this one, the best at the top."""
     others = [method for method in reversed(group.ranked) if method is not reference]
     found = [(method, group.compare(method, reference)) for method in others]
-    layout = layout_of(_better_than(reference, group.metric), "")
+    layout = layout_of(better_than(reference, group.metric), "")
     layout["xaxis"] |= {"zeroline": True}
     layout["yaxis"] |= {"type": "category"}
     return spec(
@@ -54,7 +58,8 @@ def _against(reference: Method, group: Group, style: Style) -> dict[str, Any]:
     )
 
 
-def _better_than(reference: Method, metric: Metric) -> str:
+def better_than(reference: Method, metric: Metric) -> str:
+    """The title of the axis."""
     name = plain(reference.label)
     if metric.unit == "share":
         return f"points more than {name}"

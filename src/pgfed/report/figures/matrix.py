@@ -1,4 +1,4 @@
-"""The learned matrix A: who is said to help whom, and the controls."""
+"""The learned matrix A: who weighed whom, and the controls."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from pgfed.report.figures.colours import BLUE, DIVERGING, VERMILLION
+from pgfed.report.figures.ordering import CLUSTERED, by_likeness
 from pgfed.report.figures.specification import (
-    BLUE,
-    DIVERGING,
-    GAP,
     MAX_CLIENTS,
-    VERMILLION,
     Figure,
     Panel,
     Trace,
@@ -80,19 +78,28 @@ def _scatters(group: Group, found: Helpfulness) -> list[dict[str, Any]]:
 def _what_a_says(start: float, run: str, found: Helpfulness) -> str:
     return (
         f"A starts at 1/M = {start:.3g} everywhere. In {run}, {percent(found.increased)} of its "
-        f"entries rose, {percent(found.at_zero)} are clamped at zero, {percent(found.never_met)} "
-        "belong to pairs that never met (blank). The paper reports that the column means rise and "
-        f"the row means fall with a client's size; here r is {correlation(found.column_size)} and "
-        f"{correlation(found.row_size)}, per step of alpha "
+        f"entries rose (blue), {percent(found.at_zero)} are clamped at zero, "
+        f"{percent(found.never_met)} belong to pairs that never met (grey). The paper reports that "
+        "the column means rise and the row means fall with a client's size; here r is "
+        f"{correlation(found.column_size)} and {correlation(found.row_size)}, per step of alpha "
         f"{correlation(found.column_per_step_size)} and {correlation(found.row_per_step_size)}. "
         "Counted per step, it no longer matters that larger clients take more of them."
     )
 
 
+def order_of(n_train: Ints, pairs: stats.Pairs) -> tuple[Ints, str]:
+    """Clients by size; where they can be shown but not named, those that weigh alike together."""
+    if CLUSTERED < len(n_train) <= MAX_CLIENTS:
+        change = pairs.blocks(np.arange(len(n_train)), 1)
+        change[~np.isfinite(change)] = 0.0
+        return by_likeness(np.hstack([change, change.T])), "alike together"
+    return np.argsort(-n_train, kind="stable"), "by size"
+
+
 def _heat(group: Group, pairs: stats.Pairs) -> dict[str, Any]:
-    """Clients by size; where they are many, blocks of them."""
+    """A row per client whose objective it is; where clients are many, blocks of them."""
     n = group.clients.n_train
-    order = np.argsort(-n, kind="stable")
+    order, by = order_of(n, pairs)
     size = -(-len(n) // MAX_CLIENTS)
     change = pairs.blocks(order, size)
     top = pairs.scale(change)
@@ -110,11 +117,11 @@ def _heat(group: Group, pairs: stats.Pairs) -> dict[str, Any]:
         **own,
     }
     what = "" if size == 1 else f", mean over {size} × {size} clients"
-    layout = layout_of(f"client j whose risk is weighed, by size{what}", "client i, by size")
-    layout["xaxis"] |= {"type": "category", "showgrid": False}
-    layout["yaxis"] |= {"type": "category", "showgrid": False, "autorange": "reversed"}
-    layout["plot_bgcolor"] = GAP
-    return spec([heat], layout)
+    layout = layout_of(f"client j whose risk is weighed, {by}{what}", f"client i, {by}")
+    named = {"type": "category", "showgrid": False, "showticklabels": len(n) <= CLUSTERED}
+    layout["xaxis"] |= named
+    layout["yaxis"] |= named | {"autorange": "reversed"}
+    return spec([heat], layout, heat="met")
 
 
 def _one_by_one(group: Group, pairs: stats.Pairs, change: Floats, order: Ints) -> Trace:

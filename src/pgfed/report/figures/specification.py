@@ -19,21 +19,16 @@ import numpy as np
 
 from pgfed.model.metrics import Metric
 from pgfed.report import roles
+from pgfed.report.figures.colours import BLUE, GREY, PALETTE, VERMILLION
 from pgfed.results.comparison import Group
 from pgfed.results.statistics import Ints
 
 Style = dict[str, tuple[str, str]]  # label -> colour and dash
 Trace = dict[str, Any]
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; grey for black, and no
-# yellow, so that every colour shows on white and on black.
-BLUE, VERMILLION, GREY, SKY = "#0072B2", "#D55E00", "#808080", "#56B4E9"
-PALETTE = ("#E69F00", VERMILLION, "#CC79A7", "#009E73", SKY)  # of methods on trial, in this order
 DASHES = ("solid", "dot", "dashdot", "dash")
-GAP = "#cfd2d6"  # behind a heat map's blanks; the page has a darker one for the dark
-SEQUENTIAL = [[0, "#22559c"], [0.4, "#4f9fc8"], [0.7, "#a5d3a0"], [1, "#ffe14d"]]
-DIVERGING = [[0, VERMILLION], [0.5, "#f4f1ea"], [1, BLUE]]
-
+MANY = 8  # methods; beyond, lines in one plot cannot be told apart
+NAMED = 60  # clients that a figure names
 MAX_CLIENTS = 400  # shown one by one; beyond, blocks and quantiles
 
 
@@ -45,6 +40,7 @@ class Panel:
     specs: list[dict[str, Any]]
     wide: bool = True
     height: int = 380
+    focus: str = ""  # the one method of the first panel's specifications that is shown in colour
 
 
 @dataclass(frozen=True)
@@ -92,13 +88,21 @@ def objective_colours(mus: Iterable[float]) -> dict[float, str]:
     return dict(zip(mus, cycle(palette), strict=False))
 
 
-def solid_first(traces: Iterable[Trace]) -> list[Trace]:
-    """A dashed line over a solid one leaves both to be seen."""
-    return sorted(traces, key=lambda trace: trace["line"]["dash"] != "solid")
+def spec(
+    data: Sequence[Trace],
+    layout: dict[str, Any],
+    *,
+    ends: bool = False,
+    heat: str = "",
+    height: int = 0,
+) -> dict[str, Any]:
+    """What a panel shows in a view.
 
-
-def spec(data: Sequence[Trace], layout: dict[str, Any]) -> dict[str, Any]:
-    return {"data": list(data), "layout": layout}
+    ``ends``: lines are labelled where they end. ``heat``: what lies behind a heat map's blanks
+    ("held" by nobody, never "met"). ``height``: in pixels, where it is not the panel's own.
+    """
+    more = {"ends": ends, "heat": heat, "height": height}
+    return {"data": list(data), "layout": layout, **{k: v for k, v in more.items() if v}}
 
 
 def axis(title: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pgfed.errors import UserError
 from pgfed.report.extras import module
-from pgfed.report.figures.specification import BLUE, GAP, PALETTE
+from pgfed.report.figures.colours import BLUE, PALETTE
 
 NEEDED_BY = "the figure"
 STYLE = {
@@ -22,8 +22,11 @@ STYLE = {
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "legend.frameon": False,
+    "svg.fonttype": "none",  # words stay words, to be searched and edited
+    "pdf.fonttype": 42,
     "svg.hashsalt": "pgfed",  # equal figures are equal files
 }
+KINDS = ("pdf", "png", "svg")
 OPTIONS: dict[str, dict[str, Any]] = {  # no date, for the same reason
     ".png": {"dpi": 200},
     ".svg": {"metadata": {"Date": None}},
@@ -74,12 +77,16 @@ def heat_map(
     scale: Sequence[Sequence[Any]],
     label: str,
     limit: float | None = None,
+    blank: str = "white",
 ) -> None:
-    """Values in the colours of a scale, from -limit to limit where there is one."""
+    """Values in the colours of a scale, from -limit to limit where there is one.
+
+    ``blank``: the colour of what has no value.
+    """
     colours = [(at, colour) for at, colour in scale]
     maps = module("matplotlib.colors", NEEDED_BY).LinearSegmentedColormap
     axes.grid(visible=False)
-    axes.set_facecolor(GAP)
+    axes.set_facecolor(blank)
     bounds = {} if limit is None else {"vmin": -limit, "vmax": limit}
     shown = axes.imshow(
         values,

@@ -1,4 +1,4 @@
-"""The study of explicit against implicit objectives, as PNG and SVG."""
+"""The study of explicit against implicit objectives, as files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pgfed.report.figures.specification import GREY, objective_colours
-from pgfed.report.images.drawing import blank, styled, write
+from pgfed.report.figures.colours import GREY
+from pgfed.report.figures.specification import objective_colours
+from pgfed.report.images.drawing import KINDS, blank, styled, write
 from pgfed.results.statistics import Floats
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def explicit_figure(result: Explicit, folder: Path) -> list[Path]:
         _over_steps(over_steps, result, colours)
         _of_clients(of_clients, result, colours)
         _over_rates(over_rates, result, colours)
-    return [write(figure, folder / f"explicit.{kind}") for kind in ("png", "svg")]
+    return [write(figure, folder / f"explicit.{kind}") for kind in KINDS]
 
 
 def _over_steps(axes: Any, result: Explicit, colours: dict[float, str]) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pgfed.report.figures.specification import BLUE, DIVERGING, MAX_CLIENTS, VERMILLION
+from pgfed.report.figures.colours import BLUE, DIVERGING, NEVER_MET, VERMILLION
+from pgfed.report.figures.matrix import order_of
+from pgfed.report.figures.specification import MAX_CLIENTS
 from pgfed.report.images.drawing import blank, heat_map
 from pgfed.results.comparison import Group
 from pgfed.results.formats import correlation
@@ -50,9 +52,9 @@ def matrices(group: Group) -> dict[str, Any]:
 
 
 def _heat(figure: Any, axes: Any, group: Group, pairs: Pairs) -> None:
-    """The change of A, clients by size; pairs that never met are left blank."""
+    """The change of A, clients by size; pairs that never met are grey."""
     n = group.clients.n_train
-    order = np.argsort(-n, kind="stable")
+    order, by = order_of(n, pairs)
     size = -(-len(n) // MAX_CLIENTS)
     change: Any = pairs.blocks(order, size)
     top = pairs.scale(change)
@@ -60,9 +62,9 @@ def _heat(figure: Any, axes: Any, group: Group, pairs: Pairs) -> None:
         met = np.zeros((len(n), len(n)), dtype=bool)
         met[pairs.row, pairs.column] = True
         change = np.ma.masked_where(~met[np.ix_(order, order)], change)
-    heat_map(figure, axes, change, DIVERGING, "change of A", limit=top)
+    heat_map(figure, axes, change, DIVERGING, "change of A", limit=top, blank=NEVER_MET)
     axes.set_aspect("equal")
-    axes.set(xlabel="client j, by size", ylabel="client i, by size")
+    axes.set(xlabel=f"client j, {by}", ylabel=f"client i, {by}")
     ticks = range(len(n)) if len(n) <= 30 else ()
     names = [group.clients.names[order[k]] for k in ticks]
     axes.set_xticks(ticks, names, rotation=90, fontsize=6)

@@ -1,4 +1,4 @@
-"""The figures of a report as PNG and SVG files: curves, gains, who holds what, the matrix."""
+"""The figures of a report as files: curves, gains, differences, who holds what, the matrix."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ from typing import Any
 import numpy as np
 
 from pgfed.report.extras import module
-from pgfed.report.figures.specification import (
-    BLUE,
-    GREY,
-    SEQUENTIAL,
-    SKY,
-    VERMILLION,
-    Style,
-    styles,
-)
-from pgfed.report.images.drawing import NEEDED_BY, blank, heat_map, styled, write
+from pgfed.report.figures.colours import BLUE, GREY, PALE, SEQUENTIAL
+from pgfed.report.figures.specification import Style, styles
+from pgfed.report.images import forest
+from pgfed.report.images.drawing import KINDS, NEEDED_BY, blank, heat_map, styled, write
 from pgfed.report.images.matrix import matrices
 from pgfed.results.comparison import Group, Method
 from pgfed.results.formats import axis, factor, gain_axis
@@ -32,6 +26,8 @@ def save(groups: Sequence[Group], folder: Path) -> list[Path]:
     drawings: dict[str, Callable[[Group, Style], Any]] = {
         "curves": _curves,
         "gains": _gains,
+        "clients": forest.of_clients,
+        "differences": forest.of_methods,
         "partition": _partition,
     }
     written = []
@@ -42,8 +38,14 @@ def save(groups: Sequence[Group], folder: Path) -> list[Path]:
             figures |= matrices(group)
         for name, figure in figures.items():
             if figure is not None:
-                written += [write(figure, folder / f"{prefix}{name}.{k}") for k in ("png", "svg")]
+                written += [write(figure, folder / f"{prefix}{name}.{k}") for k in KINDS]
     return written
+
+
+def draw(name: str, group: Group) -> Any:
+    """One figure, "curves" or "gains", for whoever shows it; None where there is nothing to."""
+    with styled():
+        return {"curves": _curves, "gains": _gains}[name](group, styles([group]))
 
 
 def _solid_first(methods: Sequence[Method], style: Style) -> list[Method]:
@@ -76,8 +78,8 @@ def _curves(group: Group, style: Style) -> Any:
         )
         if method.sent() > 0:
             by_bytes.plot(mean.sent, scale * np.array(mean.score), lw=1.6, **line)
-        elif method.means("last10"):
-            level = scale * float(np.mean(method.means("last10")))
+        elif method.means("kept"):
+            level = scale * method.mean()
             by_bytes.axhline(level, lw=1.2, color=line["color"], linestyle=":")
     by_rounds.set(xlabel="round", ylabel=axis(group.metric))
     by_bytes.set(xlabel="bytes sent, both directions")
@@ -91,33 +93,18 @@ def _gains(group: Group, style: Style) -> Any:
     found = [(method, gain) for method in group.ranked if (gain := group.gain(method)) is not None]
     if not found:
         return None
-    figure = blank(7.0, 3.6)
-    every, bars = figure.subplots(1, 2)
-    scale = factor(group.metric)
+    figure = blank(5.0, 3.4)
+    axes = figure.subplots()
     for method, gain in found:
         values = np.sort(gain.per_client[~np.isnan(gain.per_client)])[::-1]
         share = 100 * (np.arange(len(values)) + 0.5) / len(values)
-        every.plot(share, scale * values, lw=1.4, label=method.label, **_line(style, method))
-    every.axhline(0, color="black", lw=0.8)
-    every.set(
+        line = _line(style, method)
+        axes.plot(share, factor(group.metric) * values, lw=1.4, label=method.label, **line)
+    axes.axhline(0, color=GREY, lw=0.8)
+    axes.set(
         xlabel="share of the clients in %", ylabel=f"{gain_axis(group.metric)}, over {group.over}"
     )
-    leader, gain = found[0]
-    order = np.argsort(-gain.per_client)
-    order = order[~np.isnan(gain.per_client[order])]
-    values = scale * gain.per_client[order]
-    colours = np.where(values >= 0, BLUE, VERMILLION)
-    bars.bar(np.arange(len(order)), values, color=colours, width=0.85)
-    bars.axhline(0, color="black", lw=0.8)
-    bars.set(xlabel="client, by gain", ylabel=gain_axis(group.metric), title=leader.label)
-    sizes = bars.twinx()
-    sizes.plot(group.clients.n_train[order], ".", color=GREY, ms=4)
-    sizes.set_ylabel("training samples (dots)")
-    sizes.grid(visible=False)
-    sizes.spines["right"].set_visible(True)
-    if len(order) <= 30:
-        bars.set_xticks(range(len(order)), [group.clients.names[i] for i in order], rotation=90)
-    figure.legend(loc="outside lower center", ncols=min(6, len(found)))
+    figure.legend(loc="outside lower center", ncols=min(4, len(found)))
     return figure
 
 
@@ -133,7 +120,7 @@ def _partition(group: Group, _: Style) -> Any:
             at,
             clients.n_test[order],
             bottom=clients.n_train[order],
-            color=SKY,
+            color=PALE,
             width=0.85,
             label="test",
         )

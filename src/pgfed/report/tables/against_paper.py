@@ -18,7 +18,7 @@ from pgfed.results.formats import gain as points
 
 @dataclass(frozen=True)
 class _Beside:
-    """A method of a run, and the one that bytes and speeds are told relative to."""
+    """A method of a run, and the one that bytes are told relative to."""
 
     group: Group
     method: Method
@@ -27,10 +27,11 @@ class _Beside:
     @property
     def gain(self) -> Cell:
         local = self.group.find(BASELINE, self.method)  # the paper has no other baseline
-        gain = None if local is None else self.group.gain(self.method, "best", local)
+        gain = None if local is None else self.group.gain_in_best_round(self.method, local)
         if gain is None:
             return Cell(NONE)
-        return Cell(f"{points(gain.mean, ACCURACY)} ± {100 * gain.std:.1f}", gain.mean)
+        mean, std = stats.mean_std(gain)
+        return Cell(f"{points(mean, ACCURACY)} ± {100 * std:.1f}", mean)
 
     @property
     def rounds_to_70(self) -> int | None:
@@ -47,19 +48,9 @@ class _Beside:
         return None if self.sent is None else paper.bytes_ratio(self.method)
 
     @property
-    def speed(self) -> float | None:
-        own = self.method.images_per_second()
-        base = self.yardstick.images_per_second() if self.yardstick else None
-        return own / base if own and base else None
-
-    @property
     def known(self) -> bool:
-        """Whether the paper has anything that a table is worth."""
-        return not (
-            paper.accuracy(self.group, self.method) is None
-            and paper.relative_speed(self.group, self.method) is None
-            and self.sent_paper is None
-        )
+        """Whether the paper has the method on these data, with as many clients."""
+        return paper.accuracy(self.group, self.method) is not None
 
 
 Pair = tuple[Column[_Beside], Column[_Beside]]  # ours, the paper's
@@ -96,11 +87,6 @@ _PAIRS: list[Pair] = [
                "Ours, all rounds; in the first there are no gradients yet",
                lambda b: ratio(b.sent)),
         Column("sent_paper", "Paper", "Paper: communication cost", lambda b: ratio(b.sent_paper)),
-    ),
-    (
-        Column("speed", "Images/s × FedAvg", "Ours", lambda b: ratio(b.speed)),
-        Column("speed_paper", "Paper", "Paper: local computation speed",
-               lambda b: ratio(paper.relative_speed(b.group, b.method))),
     ),
 ]  # fmt: skip
 

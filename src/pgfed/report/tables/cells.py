@@ -38,6 +38,8 @@ class Column(Generic[S]):
     heading: str
     help: str
     cell: Callable[[S], Cell]
+    better: int = 0  # 1: more is better, -1: less is; 0: no matter of better and worse
+    muted: bool = False  # beside the honest numbers, not one of them
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class Table:
 
     def __bool__(self) -> bool:
         return bool(self.rows)
+
+    @property
+    def name(self) -> str:
+        """What people ask for it by."""
+        return self.id.removesuffix("-table")
 
     def records(self) -> list[dict[str, Cell]]:
         """The rows, their cells by the columns' keys."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from pgfed.model.metrics import Metric
@@ -14,13 +16,114 @@ from pgfed.report.tables.cells import (
     integer,
     score,
     seeds,
+    word,
 )
+from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group, Method
-from pgfed.results.formats import bare, sentence
-from pgfed.results.statistics import Gain
+from pgfed.results.formats import NONE, bare, sentence
+from pgfed.results.gains.clients import Gain
+from pgfed.results.statistics import Floats
 from pgfed.results.summary import number
+from pgfed.results.verdict import judge
+
+MOST = 1_000  # clients that have a row
+
+NONE_TOLD = "not known"  # without evidence
 
 Gained = tuple[str, Gain]  # a method's label and what its clients gained
+
+
+# -- client by client --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The method whose gains are shown client by client, and what it is held against."""
+
+    group: Group
+    method: Method
+    baseline: Method
+    gain: Gain
+
+    def scores(self, method: Method) -> Floats:
+        """Per client, the mean over the seeds that both have."""
+        seeds = sorted(self.method.runs.keys() & self.baseline.runs.keys())
+        return stats.mean_over_seeds(method.scores("kept", seeds))
+
+    def rounds(self) -> Floats:
+        """In how many each client's training counted, the mean over the seeds."""
+        counted = np.zeros(len(self.group.clients))
+        for run in self.method.runs.values():
+            for record in run.history.records:
+                lost = {drop["client"] for drop in record["dropped"]}
+                counted[[i for i in record["cohort"] if i not in lost]] += 1
+        return counted / len(self.method.runs)
+
+
+def shown_of(group: Group) -> Shown | None:
+    """The method that the verdict is about, otherwise the best that has gains."""
+    label = judge(group).method
+    order = sorted(group.ranked, key=lambda method: method.label != label)
+    for method in order:
+        gain, baseline = group.gain(method), group.baseline(method)
+        if gain is not None and baseline is not None:
+            return Shown(group, method, baseline, gain)
+    return None
+
+
+def each(group: Group) -> Table:
+    """Every client: what it would have alone, what it has, and how surely that is more."""
+    if (shown := shown_of(group)) is None:
+        return Table("clients-table", "", [])
+    names, n = group.clients.names, len(group.clients)
+    return fill(
+        "clients-table",
+        f"With {shown.method.label}, against {shown.baseline.label}, by the kept models on each "
+        "client's own test samples. The statement allows for the number of clients (false "
+        "discoveries at most 5 %); the 95 % interval speaks of one client by itself. Both speak of "
+        "these models on other samples of the client, not of training again.",
+        _each(shown),
+        [(names[i], i) for i in range(min(n, MOST))],
+    )
+
+
+def _each(shown: Shown) -> list[Column[int]]:
+    group, gain, metric = shown.group, shown.gain, shown.group.metric
+    alone, own, rounds = shown.scores(shown.baseline), shown.scores(shown.method), shown.rounds()
+    statements, clients = gain.statements, group.clients
+    domains: list[Column[int]] = []
+    if clients.domains is not None:
+        told = clients.domains
+        domains = [Column("domain", "Domain", "", lambda i: word(told[i]))]
+
+    def interval(i: int) -> Cell:
+        low, mean, high = (float(v[i]) for v in (gain.low, gain.per_client, gain.high))
+        if np.isnan(low) or np.isnan(high):
+            return Cell(NONE)
+        return Cell(f"{gained(low, metric).text} to {gained(high, metric).text}", low,
+                    (low, mean, high))  # fmt: skip
+
+    return [
+        Column("client", "Client", "", lambda i: Cell(clients.names[i])),
+        Column("statement", "Federating", "What the test samples say, all clients allowed for",
+               lambda i: word(statements[i] or NONE_TOLD)),
+        Column("gain", "Gain", "Of the kept model over the one alone",
+               lambda i: gained(float(gain.per_client[i]), metric)),
+        Column("interval", "95 % interval", "Of this client by itself", interval),
+        Column("alone", "Alone", f"{sentence(metric.title)} with {shown.baseline.label}",
+               lambda i: seeds([float(alone[i])], metric)),
+        Column("federated", "Federated", f"{sentence(metric.title)} with {shown.method.label}",
+               lambda i: seeds([float(own[i])], metric)),
+        Column("behind", "Behind it", "Test samples that one model got right and the other did not",
+               lambda i: Cell(gain.behind(i), float(gain.n_test[i]))),
+        Column("n_train", "Training samples", "", lambda i: integer(int(clients.n_train[i]))),
+        Column("rounds", "Rounds", "In which its training counted",
+               lambda i: Cell(f"{rounds[i]:.3g}", float(rounds[i]))),
+        *domains,
+    ]  # fmt: skip
+
+
+# -- method by method --------------------------------------------------------------------------
 
 
 def _gains(metric: Metric) -> list[Column[Gained]]:
@@ -39,11 +142,12 @@ def _gains(metric: Metric) -> list[Column[Gained]]:
                lambda g: points(float(np.nanmin(g[1].per_client)))),
         Column("maximum", "Maximum", "The client that gained most",
                lambda g: points(float(np.nanmax(g[1].per_client)))),
-        Column("gained", "Gained", "Clients better off than alone",
+        Column("gained", "Clearly gained", "Clients whose test samples say so",
                lambda g: integer(g[1].gained)),
-        Column("lost", "Lost", "Clients worse off than alone", lambda g: integer(g[1].harmed)),
-        Column("unchanged", "Unchanged", "Clients exactly as well off",
-               lambda g: integer(g[1].unchanged)),
+        Column("lost", "Clearly lost", "Clients whose test samples say so",
+               lambda g: integer(g[1].lost)),
+        Column("untold", "Cannot be told", "Clients with too little evidence for either",
+               lambda g: integer(g[1].untold)),
     ]  # fmt: skip
 
 
@@ -52,7 +156,7 @@ def gains(group: Group) -> Table:
     found = [(m.label, gain) for m in group.methods if (gain := group.gain(m)) is not None]
     return fill(
         "gains-table",
-        f"Gain over {group.over} per client{_counted(group.metric)}, on the last ten rounds; each "
+        f"Gain over {group.over} per client{_counted(group.metric)}, of the kept models; each "
         "client's mean over the seeds.",
         _gains(group.metric),
         [(label, (label, gain)) for label, gain in found],

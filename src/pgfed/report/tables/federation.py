@@ -22,10 +22,11 @@ from pgfed.report.tables.cells import (
     word,
 )
 from pgfed.results import statistics as stats
-from pgfed.results.comparison import Group
+from pgfed.results.comparison import Group, Method
 from pgfed.results.folder.history import Site
 from pgfed.results.formats import NONE, sentence
 from pgfed.results.runs import NO_ATTACK, RunData, SeedRun
+from pgfed.results.statistics import Floats
 
 # -- replies that did not count ----------------------------------------------------------------
 
@@ -145,10 +146,15 @@ class _UnderAttack:
     runs: Mapping[int, SeedRun]
 
     @property
-    def label(self) -> str:
-        """Of the method that these runs are of."""
+    def method(self) -> Method:
+        """That these runs are of."""
         run = next(iter(self.runs.values()))
-        return next(m.label for m in self.group.methods if any(r is run for r in m.runs.values()))
+        return next(m for m in self.group.methods if any(r is run for r in m.runs.values()))
+
+    @property
+    def scores(self) -> Floats:
+        """Seeds x clients, of the kept models; in every row of the same clients."""
+        return self.method.scores("kept", list(self.runs))
 
 
 def _against_no_attack(under: _UnderAttack) -> Cell:
@@ -156,12 +162,11 @@ def _against_no_attack(under: _UnderAttack) -> Cell:
     metric = under.group.metric
     for method in under.group.methods:
         if method.name == under.name and method.settings | calm == method.settings:
-            found = [
-                run.last10 - method.runs[seed].last10
-                for seed, run in under.runs.items()
-                if seed in method.runs and method.runs[seed] is not run
-            ]
-            mean, _ = stats.mean_std(found)
+            both = [s for s, r in under.runs.items() if method.runs.get(s, r) is not r]
+            if not both:
+                return Cell(NONE)
+            own, calm_own = under.method.scores("kept", both), method.scores("kept", both)
+            mean, _ = stats.mean_std(own - calm_own)
             return Cell(NONE) if np.isnan(mean) else gained(metric.sign * mean, metric)
     return Cell(NONE)
 
@@ -178,9 +183,8 @@ _ATTACK: list[Column[_UnderAttack]] = [
            lambda u: word(u.folder.attack)),
     Column("defence", "Aggregation", "How replies become one; mean is no defence",
            lambda u: word(u.folder.experiment.engine.aggregation)),
-    Column("honest", "Honest clients", "Mean score of the last ten rounds",
-           lambda u: seeds([stats.mean_std(run.last10)[0] for run in u.runs.values()],
-                           u.group.metric)),
+    Column("honest", "Honest clients", "Mean score of their kept models",
+           lambda u: seeds([stats.mean_std(row)[0] for row in u.scores], u.group.metric)),
     Column("against", "Against no attack", "Gain, over the same clients and seeds",
            _against_no_attack),
     Column("refused", "Refused", "Replies that were refused or did not come",
@@ -193,12 +197,12 @@ def attack(group: Group) -> Table:
     """What an attack costs the honest clients, and what a defence saves."""
     return fill(
         "attack-table",
-        f"{sentence(group.metric.title)} is the honest clients' mean over the last ten rounds; "
+        f"{sentence(group.metric.title)} is the honest clients' mean, of the kept models; "
         "attackers, whom the seed draws, are left out here and everywhere on this page. The "
         "difference is over the same clients and seeds in a run that nobody attacked and nobody "
         "defended.",
         _ATTACK,
-        [(under.label, under) for under in _under_attack(group)],
+        [(under.method.label, under) for under in _under_attack(group)],
     )
 
 

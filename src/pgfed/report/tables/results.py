@@ -17,11 +17,14 @@ from pgfed.report.tables.cells import (
     integer,
     score,
     seeds,
+    word,
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Curve, Group, Method
 from pgfed.results.formats import NONE, meaning, sentence, size
-from pgfed.results.statistics import Comparison, Gain
+from pgfed.results.gains.clients import Gain
+from pgfed.results.statistics import Comparison
+from pgfed.results.verdict import last_rounds
 
 TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
@@ -40,12 +43,6 @@ class _Standing:
     def sent(self) -> Cell:
         base = self.yardstick.sent() if self.yardstick else None
         return beside(size(self.method.sent()), self.method.sent(), base)
-
-    @property
-    def speed(self) -> Cell:
-        own = self.method.images_per_second()
-        base = self.yardstick.images_per_second() if self.yardstick else None
-        return Cell(NONE) if own is None else beside(f"{own:,.0f}", own, base)
 
 
 def results(group: Group) -> Table:
@@ -67,13 +64,26 @@ def results(group: Group) -> Table:
         + (", ± the standard deviation over seeds" if with_std else "")
         + (". Attackers are left out" if group.attacked else "")
         + ("" if group.metric.more_is_better else ". Less is better; a gain above zero is good")
-        + f". Gains are in {_counted(group.metric)}, with a paired 95 % interval.",
+        + f". Gains are in {_counted(group.metric)}, with a paired 95 % interval. {_pace(group)}",
         _standing_columns(relative, group),
         [(method.label, standing(method)) for method in group.methods],
     )
 
 
 _NOTES = {"baseline": "baseline", "bound": "bound, not a choice"}
+
+
+def _pace(group: Group) -> str:
+    """How fast the machine was: no comparison, as others may have used it too."""
+    found = [pace for m in group.methods if (pace := m.images_per_second()) is not None]
+    if not found:
+        return ""
+    low, high = (f"{float(f'{value:.2g}'):,.0f}" for value in (min(found), max(found)))
+    said = low if low == high else f"{low} to {high}"
+    return (
+        f"Clients trained at {said} samples per second here, a note on the machine; `pgfed bench` "
+        "compares speeds."
+    )
 
 
 def _counted(metric: Metric) -> str:
@@ -88,25 +98,33 @@ def _standing_columns(relative: str, group: Group) -> list[Column[_Standing]]:
             Column("median", "Median", "Over the clients, of the last round",
                    lambda s: seeds(s.method.medians("final"), metric)),
         ]  # fmt: skip
+    several = len(group.folders) > 1
+    run: list[Column[_Standing]] = [
+        Column("run", "Run", "The folder of the run",
+               lambda s: word(group.folders[s.method.folder - 1].path.name)),
+    ]  # fmt: skip
+    # What is read first stands first: a narrow screen shows no more.
     return [
         Column("method", "Method", "A control is another method without what that one claims",
                lambda s: Cell(s.method.label, note=s.note)),
-        Column("last10", "Last 10 rounds", f"{sentence(metric.title)}, mean of the last ten rounds",
-               lambda s: score(s.method, "last10", metric)),
-        *median,
-        Column("best", "Best on test", "Best round, chosen on test data as the paper does",
-               lambda s: score(s.method, "best", metric)),
+        Column("kept", "Kept models", f"{sentence(metric.title)} of the models that are kept",
+               lambda s: score(s.method, "kept", metric), better=metric.sign),
         Column("gain", f"Gain over {group.over}",
-               f"Mean over clients of what the last-10 {metric.title} gained over {group.over}'s",
-               lambda s: difference(s.over_local, metric)),
-        Column("gained", "Gained", "Clients better off than alone",
+               f"Mean over clients of what the kept models gain over {group.over}'s",
+               lambda s: difference(s.over_local, metric), better=1),
+        Column("gained", "Clearly gained", "Clients whose test samples say so",
                lambda s: integer(s.gain.gained if s.gain else None)),
-        Column("lost", "Lost", "Clients worse off than alone",
-               lambda s: integer(s.gain.harmed if s.gain else None)),
+        Column("lost", "Clearly lost", "Clients whose test samples say so",
+               lambda s: integer(s.gain.lost if s.gain else None)),
+        *median,
+        *(run if several else []),
         Column("sent", f"Sent{relative}", "Bytes in both directions, all clients, one run",
                lambda s: s.sent),
-        Column("images_per_second", f"Samples/s{relative}",
-               "Training samples per second of client work", lambda s: s.speed),
+        Column("last", last_rounds(group), "Mean over so many rounds at the end",
+               lambda s: score(s.method, "last", metric), muted=True),
+        Column("best", "Best on test", "Best round, chosen on test data as the paper does: "
+               "nobody who has to choose could", lambda s: score(s.method, "best", metric),
+               muted=True),
     ]  # fmt: skip
 
 
@@ -213,7 +231,7 @@ def overview(groups: Sequence[Group]) -> Table:
     labels = list(dict.fromkeys(m.label for group in groups for m in group.methods))
     return fill(
         "overview",
-        "Mean over the last ten rounds on each federation; best on test in brackets.",
+        "Mean of the kept models on each federation; best on test in brackets.",
         [Column[str]("method", "Method", "", Cell), *map(_on, groups)],
         [(label, label) for label in labels],
     )
@@ -224,7 +242,7 @@ def _on(group: Group) -> Column[str]:
         method = next((m for m in group.methods if m.label == label), None)
         if method is None:
             return Cell(NONE)
-        last, best = (score(method, which, group.metric) for which in ("last10", "best"))
+        last, best = (score(method, which, group.metric) for which in ("kept", "best"))
         return Cell(f"{last.text} ({best.text})", last.value)
 
-    return Column(group.title, group.title, "Last 10 (best on test)", cell)
+    return Column(group.title, group.title, "Kept models (best on test)", cell)

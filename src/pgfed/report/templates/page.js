@@ -2,38 +2,6 @@
   "use strict";
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
-  // -- tables sort without any library ---------------------------------------------------------
-
-  for (const table of all("table")) {
-    const heads = all("thead th", table);
-    heads.forEach((head, column) => {
-      head.querySelector("button").addEventListener("click", () => {
-        const descending = head.getAttribute("aria-sort") === "ascending"
-          || (column > 0 && !head.hasAttribute("aria-sort"));
-        heads.forEach((other) => other.removeAttribute("aria-sort"));
-        head.setAttribute("aria-sort", descending ? "descending" : "ascending");
-        const body = table.tBodies[0];
-        const numeric = [...body.rows].some((row) => isNumber(row.cells[column]));
-        const rows = [...body.rows].sort((a, b) => {
-          const x = key(a.cells[column], numeric), y = key(b.cells[column], numeric);
-          if (x === null || y === null) return (x === null) - (y === null); // nothing comes last
-          return (x < y ? -1 : x > y ? 1 : 0) * (descending ? -1 : 1);
-        });
-        body.append(...rows);
-      });
-    });
-  }
-
-  function isNumber(cell) {
-    return cell.dataset.value !== undefined && !Number.isNaN(Number(cell.dataset.value));
-  }
-
-  function key(cell, numeric) {
-    if (numeric) return isNumber(cell) ? Number(cell.dataset.value) : null;
-    const text = cell.textContent.trim();
-    return text === "–" ? null : text;
-  }
-
   // -- data and plotly come compressed inside this page ----------------------------------------
 
   async function unpack(id) {
@@ -55,6 +23,8 @@
 
   // -- what is chosen --------------------------------------------------------------------------
 
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  let printing = false; // paper is light
   const hidden = new Set(); // methods
   const views = {}; // figure -> number of its view
   const picked = groups.map(() => null); // per group: a client
@@ -72,14 +42,28 @@
     return Number(element.closest("[data-group]").dataset.group);
   }
 
+  // A colour as it can be read on this page.
+  function hue(colour) {
+    if (Array.isArray(colour)) return colour.map(hue);
+    return dark.matches && !printing ? groups[0].dark[colour] || colour : colour;
+  }
+
   function draw(plot) {
-    const { figure, panel } = plot.dataset;
+    const { figure, panel, focus } = plot.dataset;
     const index = groupOf(plot);
-    const spec = groups[index].figures[figure][panel][views[figure] || 0];
+    const panels = groups[index].figures[figure];
+    const spec = (panels[panel] || panels[0])[views[figure] || 0]; // small multiples share one
     const shapes = [];
-    const data = spec.data.map((trace) => shown(trace, picked[index], shapes));
-    plot.toggleAttribute("data-heat", data.some((trace) => trace.type === "heatmap"));
-    render(plot, data, { ...spec.layout, shapes });
+    let data = spec.data.map((trace) => shown(trace, picked[index], shapes));
+    const layout = { ...spec.layout, shapes };
+    if (focus) data = focused(data, focus, layout);
+    if (spec.heat) layout.plot_bgcolor = "grey"; // a rectangle, to which the style sheet gives its colour
+    if (spec.heat) plot.dataset.heat = spec.heat;
+    else delete plot.dataset.heat;
+    if (!plot.dataset.height) plot.dataset.height = plot.style.height;
+    plot.style.height = spec.height ? `${spec.height}px` : plot.dataset.height;
+    if (spec.ends && !focus) withLabels(plot, data, layout);
+    else render(plot, data, layout);
     const legend = plot.closest("figure").querySelector(".legend");
     if (legend) legend.hidden = !spec.data.some((trace) => typeof trace.meta === "string");
     if (!drawn.has(plot)) {
@@ -90,11 +74,12 @@
 
   function render(plot, data, layout) {
     const narrow = plot.clientWidth < 400; // the buttons would lie on the figure's own words
-    Plotly.react(plot, data, {
+    const size = plot.clientWidth < 300 ? 11 : font.size;
+    return Plotly.react(plot, data, {
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       ...layout,
-      font,
+      font: { ...font, size },
       hoverlabel: hover,
       dragmode: coarse ? false : "zoom", // on a phone a finger scrolls the page
     }, { ...config, displayModeBar: narrow ? false : "hover" });
@@ -103,6 +88,9 @@
   function shown(trace, client, shapes) {
     const method = typeof trace.meta === "string" ? trace.meta : null;
     const result = { ...trace, visible: !(method !== null && hidden.has(method)) };
+    for (const part of ["line", "marker", "error_x"]) {
+      if (trace[part] && trace[part].color) result[part] = { ...trace[part], color: hue(trace[part].color) };
+    }
     if (client === null) return result;
     if (trace.meta && trace.meta.order) {
       const at = trace.meta.order.indexOf(client);
@@ -120,13 +108,91 @@
     return result;
   }
 
+  // Small multiples: one method in its colour, on top of all others in grey.
+  function focused(data, method, layout) {
+    for (const axis of ["xaxis", "yaxis"]) layout[axis] = { ...layout[axis], title: undefined, nticks: 5, dtick: undefined };
+    const own = data.filter((trace) => trace.meta === method);
+    const others = data.filter((trace) => trace.meta !== method && trace.line.width > 1).map((trace) => ({
+      ...trace, opacity: 0.4, hoverinfo: "skip", hovertemplate: undefined,
+      line: { color: hue("#646B76"), width: 1 },
+    }));
+    return [...others, ...own];
+  }
+
+  // -- lines are labelled where they end -------------------------------------------------------
+
+  const LINE = 16; // pixels of a label's line
+  const pen = document.createElement("canvas").getContext("2d");
+
+  function withLabels(plot, data, layout) {
+    pen.font = `12px ${font.family}`;
+    const lines = data.filter((trace) => trace.visible && trace.line.width > 1 && trace.x.length);
+    const width = Math.max(0, ...lines.map((trace) => pen.measureText(`= ${trace.meta}`).width));
+    const r = Math.min(width + 34, 0.42 * plot.clientWidth);
+    render(plot, data, { ...layout, margin: { ...layout.margin, r } });
+    const axes = plot._fullLayout;
+    const span = Math.abs(axes.yaxis.range[1] - axes.yaxis.range[0]);
+    const labels = [];
+    for (const trace of [...lines].reverse()) { // the best first
+      const last = trace.y.findLastIndex((value) => value !== null);
+      if (last < 0) continue;
+      const twin = labels.find((label) => alike(label.trace, trace, 0.004 * span));
+      const sign = twin && alike(twin.trace, trace, 1e-9) ? "=" : "≈";
+      if (twin) twin.names.push(`${sign} ${trace.meta}`);
+      else labels.push({ trace, names: [trace.meta], x: trace.x[last], y: trace.y[last] });
+    }
+    for (const label of labels) {
+      label.place = Math.round(axes.xaxis.l2p(label.x) / 80);
+      label.at = label.top = axes.yaxis.l2p(label.y) - (LINE * label.names.length) / 2;
+    }
+    for (const place of new Set(labels.map((label) => label.place))) {
+      spread(labels.filter((label) => label.place === place), axes.yaxis._length);
+    }
+    Plotly.relayout(plot, {
+      annotations: [...(layout.annotations || []), ...labels.map(annotation)],
+      "xaxis.range": [...axes.xaxis.range], // labels stand in the margin and stretch nothing
+      "yaxis.range": [...axes.yaxis.range],
+    });
+  }
+
+  // Whether two lines lie on one another.
+  function alike(a, b, tolerance) {
+    return a.y.length === b.y.length && a.x.every((x, k) => x === b.x[k])
+      && a.y.every((value, k) => value !== null && b.y[k] !== null && Math.abs(value - b.y[k]) <= tolerance);
+  }
+
+  // Move labels apart, each as little as need be.
+  function spread(labels, height) {
+    labels.sort((a, b) => a.top - b.top);
+    let free = -LINE;
+    for (const label of labels) {
+      label.top = Math.max(label.top, free);
+      free = label.top + LINE * label.names.length;
+    }
+    let end = height + LINE;
+    for (const label of [...labels].reverse()) {
+      label.top = Math.min(label.top, end - LINE * label.names.length);
+      end = label.top;
+    }
+  }
+
+  function annotation(label) {
+    const colour = label.trace.line.color;
+    return {
+      x: label.x, y: label.y, ax: 18, ay: label.top - label.at,
+      text: `<span style="color:${colour}">${label.names.map(escape).join("<br>")}</span>`,
+      font: { size: 12 }, xanchor: "left", align: "left", borderpad: 0,
+      showarrow: true, arrowhead: 0, arrowwidth: 1, arrowcolor: colour, standoff: 3,
+    };
+  }
+
   function frame(axis, at) {
     const other = axis === "x" ? "y" : "x";
     return {
       type: "rect",
       [`${axis}0`]: at - 0.5, [`${axis}1`]: at + 0.5,
       [`${other}0`]: 0, [`${other}1`]: 1, [`${other}ref`]: "paper",
-      line: { color: "#E69F00", width: 2 },
+      line: { color: hue("#8F6400"), width: 2 },
     };
   }
 
@@ -177,6 +243,19 @@
     redraw();
   }
 
+  function relit() {
+    for (const line of all(".legend line")) line.setAttribute("stroke", hue(line.dataset.colour));
+    groups.forEach((_, index) => showClient(index));
+    redraw();
+  }
+  dark.addEventListener("change", relit);
+
+  let resized;
+  addEventListener("resize", () => {
+    clearTimeout(resized);
+    resized = setTimeout(redraw, 200);
+  });
+
   for (const select of all("select.pick")) {
     select.addEventListener("change", () => {
       pick(groupOf(select), select.value === "" ? null : Number(select.value));
@@ -186,11 +265,32 @@
   function pick(index, client) {
     if (client === undefined || client === null && picked[index] === null) return;
     picked[index] = client;
+    const name = client === null ? null : groups[index].clients.names[client];
+    for (const row of all(`.group[data-group="${index}"] tr[data-client]`)) {
+      row.classList.toggle("chosen", row.dataset.client === name);
+    }
+    const hash = name === null ? "" : `#client=${encodeURIComponent(name)}`;
+    if (decodeURIComponent(location.hash) !== decodeURIComponent(hash)) history.replaceState(null, "", hash || location.pathname + location.search);
     const select = document.querySelector(`.client[data-group="${index}"] select`);
     if (select) select.value = client === null ? "" : String(client);
     showClient(index);
     redraw((plot) => groupOf(plot) === index);
   }
+
+  // #client=NAME opens a client, wherever there is one of that name.
+  function fromAddress() {
+    const found = location.hash.match(/^#client=(.*)$/);
+    if (!found) return;
+    const name = decodeURIComponent(found[1]);
+    groups.forEach((group, index) => {
+      const client = group.clients.names.indexOf(name);
+      if (client < 0) return;
+      pick(index, client);
+      const box = document.querySelector(`.client[data-group="${index}"]`);
+      if (box) box.scrollIntoView({ block: "start" });
+    });
+  }
+  addEventListener("hashchange", fromAddress);
 
   function make(tag, text, parent) {
     const element = document.createElement(tag);
@@ -227,7 +327,7 @@
     for (const method of about.methods) {
       const row = make("tr", undefined, body);
       make("th", method.label, row).scope = "row";
-      make("td", fixed(method.last10[client], about.digits), row);
+      make("td", fixed(method.kept[client], about.digits), row);
       make("td", fixed(method.best[client], about.digits), row);
       make("td", signed(method.gain && method.gain[client], about.digits), row);
     }
@@ -266,7 +366,8 @@
       x: method.rounds,
       y: method.curves.map((row) => row[client]),
       text: method.rounds.map(() => escape(method.label)),
-      line: { color: styles[method.label][0], dash: styles[method.label][1], width: 2 },
+      meta: method.label,
+      line: { color: hue(styles[method.label][0]), dash: styles[method.label][1], width: 2 },
       hovertemplate: `%{text}, round %{x}: %{y:.${clients.digits}f}<extra></extra>`,
     }));
     const axes = { x: "round", y: clients.axis, type: "linear" };
@@ -310,7 +411,7 @@
         type: "bar",
         x: met.map(([, other]) => other),
         y: met.map(([value]) => value),
-        marker: { color: met.map(([value]) => (value >= 0 ? "#0072B2" : "#D55E00")) },
+        marker: { color: met.map(([value]) => hue(value >= 0 ? "#0072B2" : "#B84B00")) },
         hovertemplate: "client %{x}: %{y:+.4f}<extra></extra>",
       }], { x: "client", y: "change", type: "category" }));
     }
@@ -331,13 +432,18 @@
   for (const plot of plots) near.observe(plot);
 
   addEventListener("beforeprint", () => {
+    printing = true;
     for (const plot of plots) {
-      if (!drawn.has(plot)) draw(plot);
+      draw(plot);
       Plotly.relayout(plot, { width: plot.classList.contains("wide") ? 660 : 320 });
     }
   });
   addEventListener("afterprint", () => {
+    printing = false;
     for (const plot of plots) Plotly.relayout(plot, { width: null, autosize: true });
+    relit();
   });
+  relit();
+  fromAddress();
   document.documentElement.dataset.ready = "yes";
 })();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,7 @@ from pgfed.results.runs import Evidence
 from pgfed.results.statistics import Floats
 
 EVIDENCE = ("offsets", "outcome")
-
-
-EVIDENCE_PARTS = ("outputs", "target", "metric_names", "metric_values")
+EVIDENCE_PARTS = ("outputs", "target", "group", "metric_names", "metric_values")
 
 
 def read_evidence(path: Path, clients: int, *, outputs: bool = False) -> Evidence | None:
@@ -27,7 +26,7 @@ def read_evidence(path: Path, clients: int, *, outputs: bool = False) -> Evidenc
     skip = ("metric_names", "metric_values", *(() if outputs else ("outputs", "target")))
     arrays = npz.read(path, EVIDENCE, EVIDENCE_PARTS, skip=skip)
     offsets, outcome, out = arrays["offsets"], arrays["outcome"], arrays.get("outputs")
-    target = arrays.get("target")
+    target, group = arrays.get("target"), arrays.get("group")
     sound = offsets.dtype == np.int64 and outcome.dtype == np.float32
     sound = sound and (offsets.shape, outcome.ndim) == ((clients + 1,), 1)
     sound = sound and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
@@ -37,14 +36,26 @@ def read_evidence(path: Path, clients: int, *, outputs: bool = False) -> Evidenc
         sound = sound and (out.ndim, len(out)) == (2, len(outcome))
     if target is not None:
         sound = sound and target.dtype.kind in "if" and target.shape[:1] == outcome.shape
+    if group is not None:
+        sound = sound and group.dtype == np.int64 and group.shape == outcome.shape
     if not sound:
         raise UserError(f"{path}: not the evidence of {clients} clients; the file is damaged")
-    return Evidence(offsets, outcome, out, target)
+    return Evidence(offsets, outcome, out, target, group, None if outputs else path)
+
+
+def whole(evidence: Evidence) -> Evidence:
+    """With the models' outputs, where they are kept and were not read."""
+    if evidence.file is None:
+        return evidence
+    read = read_evidence(evidence.file, len(evidence.offsets) - 1, outputs=True)
+    return evidence if read is None else replace(read, file=None)
 
 
 def read_metrics(path: Path, clients: int) -> dict[str, Floats]:
     """The metrics of the kept models, of a run that has not come to its end."""
-    arrays = npz.read(path, EVIDENCE, EVIDENCE_PARTS, skip=(*EVIDENCE, "outputs", "target"))
+    arrays = npz.read(
+        path, EVIDENCE, EVIDENCE_PARTS, skip=(*EVIDENCE, "outputs", "target", "group")
+    )
     names, values = arrays.get("metric_names"), arrays.get("metric_values")
     if names is None or values is None:
         return {}

@@ -16,9 +16,10 @@ from pgfed.engine.storage.durable import write_atomic
 from pgfed.model.metrics import Metric
 from pgfed.results.folder import layout
 from pgfed.results.folder.layout import csv_text, seed_folder
+from pgfed.results.gains.clients import Gain
 from pgfed.results.runs import Evidence, RunData, SeedRun
 from pgfed.results.statistics import Floats
-from pgfed.results.summary import alone_of, client_rows, summaries
+from pgfed.results.summary import client_rows, each_run, gain_of_run, gains, summary
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -43,15 +44,18 @@ def write_end(data: RunData, run: SeedRun) -> None:
     folder = seed_folder(data.path, run.method, run.seed)
     if run.matrix is not None:
         _write_arrays(folder / layout.ALPHA, run.matrix)
+    if run.exported is not None:
+        _write_arrays(folder / layout.EXPORTED, run.exported)
     if run.evidence is not None:
         write_evidence(folder / layout.EVIDENCE, run.evidence, run.metrics)
-    write_clients(data, run)  # this run is finished from here on
+    # This run is finished from here on. How sure its gains are is added after all runs.
+    write_clients(data, run, gain_of_run(data, run, surely=False))
 
 
-def write_clients(data: RunData, run: SeedRun) -> None:
+def write_clients(data: RunData, run: SeedRun, gain: Gain | None) -> None:
     """clients.csv, if it does not hold the same already."""
     path = seed_folder(data.path, run.method, run.seed) / layout.CLIENTS
-    text = csv_text(client_rows(run, alone_of(data, run.seed), data.clients, data.metric))
+    text = csv_text(client_rows(run, gain, data.clients))
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_atomic(path, text)
 
@@ -63,8 +67,12 @@ def _metric(metric: Metric) -> dict[str, Any]:
 
 
 def write_summary(data: RunData) -> None:
-    """After the last of all runs."""
-    write_json(data.path / layout.SUMMARY, summaries(data))
+    """After the last of all runs, which may have changed what gains are over."""
+    found = gains(data)
+    for run in each_run(data):
+        write_clients(data, run, found[run.method, run.seed])
+    sums = [summary(data, run, found[run.method, run.seed]) for run in each_run(data)]
+    write_json(data.path / layout.SUMMARY, sums)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -73,7 +81,8 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_evidence(path: Path, evidence: Evidence, metrics: Mapping[str, Floats]) -> None:
     """Per sample what the models gave, and per client what that comes to."""
-    arrays = {k: v for k, v in dataclasses.asdict(evidence).items() if v is not None}
+    parts = ("offsets", "outcome", "outputs", "target", "group")
+    arrays = {k: v for k in parts if (v := getattr(evidence, k)) is not None}
     if metrics:
         arrays["metric_names"] = np.array(list(metrics), dtype=np.str_)
         arrays["metric_values"] = np.array(list(metrics.values()))

@@ -143,9 +143,15 @@ def troubles(label: str, each: Sequence[Health]) -> list[str]:
     return lines
 
 
-def last_scores(records: Sequence[Record], key: str = "mean_score") -> list[float]:
+def window_of(rounds: int) -> int:
+    """How many rounds are the last ones: ten, but at most a third, whose models are trained."""
+    return max(1, min(LAST, rounds // 3))
+
+
+def last_scores(records: Sequence[Record], window: int, key: str = "mean_score") -> list[float]:
     """The scores of the last rounds, as far as they were scored."""
-    return [r[key] for r in records if r["round"] > len(records) - LAST and r.get(key) is not None]
+    first = len(records) - window
+    return [r[key] for r in records if r["round"] > first and r.get(key) is not None]
 
 
 def _client_curves(scored: Sequence[Record]) -> Floats | None:

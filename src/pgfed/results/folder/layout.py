@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pgfed.config.tables import Experiment
+from pgfed.engine.storage.durable import in_use
 from pgfed.errors import Interrupted, UserError, unknown
 from pgfed.methods import registry as algorithms
 
@@ -23,6 +24,7 @@ HISTORY = "history.jsonl"
 CLIENTS = "clients.csv"  # written last: a run that has it has come to its end
 EVIDENCE = "evidence.npz"
 ALPHA = "alpha.npz"
+EXPORTED = "method.npz"
 MODELS = "models"
 CHECKPOINT = "checkpoint"
 
@@ -58,6 +60,18 @@ def choose(out: Path | None, name: str) -> Path:
             f"--out: {out} exists and is not empty; {hint}give another folder, or remove it first"
         )
     return out
+
+
+def at_work(path: Path) -> bool:
+    """Does a process run this run, or a part of it?"""
+    return any(map(in_use, [path, *path.glob("*/seed-*")]))
+
+
+def check_no_jobs(path: Path) -> None:
+    """Refuse to run all of what others run a part of (`pgfed run --only`)."""
+    for folder in sorted(path.glob("*/seed-*")):
+        if in_use(folder):
+            raise UserError(f"{folder}: another pgfed is at work in this folder")
 
 
 def how_to_go_on(path: Path) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,23 +16,36 @@ from typing import Any, get_args
 import numpy as np
 
 from pgfed.config import experiment as experiments
+from pgfed.config.experiment import LAST
 from pgfed.config.tables import BASE, Experiment
 from pgfed.data.files import npz
 from pgfed.engine.callbacks import Record
-from pgfed.engine.storage.durable import in_use
 from pgfed.errors import UserError, first_line
 from pgfed.methods import registry as algorithms
 from pgfed.methods.roles import Course, Role
 from pgfed.model.metrics import ACCURACY, Metric, Unit
 from pgfed.results.folder import layout
 from pgfed.results.folder.evidence import read_evidence
-from pgfed.results.folder.history import History, history_of, read_history
+from pgfed.results.folder.history import History, history_of, read_history, window_of
 from pgfed.results.folder.layout import seed_folder
-from pgfed.results.runs import SCORES, Arm, Clients, MethodInfo, RunData, SeedRun, names_from
+from pgfed.results.folder.studies import read_explicit, read_new_clients
+from pgfed.results.folder.texts import read_object, read_optional, read_text
+from pgfed.results.runs import (
+    KEPT,
+    SCORES,
+    TOLD,
+    Clients,
+    MethodInfo,
+    RunData,
+    SeedRun,
+    Told,
+    kept_scores,
+    names_from,
+)
 from pgfed.results.statistics import Floats, Ints, Pairs
 
 COLUMNS = ("client", "n_train", "n_test", *SCORES)
-OTHERS = ("domain", "gain", "rounds", "attacker")  # the columns beyond are metrics
+OTHERS = (*TOLD, "clearly", "domain", "rounds", "attacker")  # the columns beyond are metrics
 # The arrays of alpha.npz, as the PGFed family exports them.
 ALPHA = ("start", "meetings")
 ALPHA_PARTS = ("alpha", "data", "indices", "indptr", "shape", "last_ids", "last_products")
@@ -61,34 +73,34 @@ def load(path: Path) -> RunData:
     runs: dict[str, dict[int, SeedRun]] = {}
     unfinished = []
     table: Rows = []  # of the first finished run; the others have the same clients
-    first = path
+    first, metric = path, read_metric(path)
     for method in layout.methods_of(found):
         for seed in found.seeds:
             at = seed_folder(path, method, seed)
             if not (at / layout.CLIENTS).is_file():
-                done = len(read_records(path, found, method, seed, _names(path)))
+                done = len(read_records(path, found, method, seed, names_in(path)))
                 unfinished.append((method, seed, done))
                 continue
             rows = _read_clients(at / layout.CLIENTS, found.format, len(table) or None)
             if not table:
                 table, first = rows, at / layout.CLIENTS
-            runs.setdefault(method, {})[seed] = _seed_run(path, found, method, seed, rows)
+            runs.setdefault(method, {})[seed] = _seed_run(path, found, method, seed, rows, metric)
     if not runs:
         running = f"`pgfed watch {path}` shows how far it is"
-        advice = running if in_use(path) else layout.how_to_go_on(path)
+        advice = running if layout.at_work(path) else layout.how_to_go_on(path)
         raise UserError(f"{path}: no method has finished yet; {advice}")
     return RunData(
         path=path,
         experiment=found,
-        environment=_read_object(path / layout.ENVIRONMENT),
+        environment=read_object(path / layout.ENVIRONMENT),
         clients=_clients(table, first, path / layout.DATA),
-        metric=read_metric(path),
+        metric=metric,
         methods=read_methods(path, found),
         runs=runs,
         unfinished=unfinished,
-        text=_text(path / layout.EXPERIMENT),
-        new_clients=_new_clients(path / "new_clients.json"),
-        explicit=_explicit(path / "explicit.json"),
+        text=read_text(path / layout.EXPERIMENT),
+        new_clients=read_new_clients(path / "new_clients.json"),
+        explicit=read_explicit(path / "explicit.json"),
     )
 
 
@@ -105,7 +117,7 @@ def _completed(experiment: Experiment) -> Experiment:
 
 def read_curves(path: Path, experiment: Experiment, method: str, seed: int) -> History:
     """The rounds of a method and seed so far, of a run that may still be going on."""
-    records = read_records(path, experiment, method, seed, _names(path))
+    records = read_records(path, experiment, method, seed, names_in(path))
     return history_of(records, seed_folder(path, method, seed) / layout.HISTORY)
 
 
@@ -133,7 +145,7 @@ def read_finished(
     rows = _read_clients(file, experiment.format, len(names))
     if [row["client"] for row in rows] != list(names):
         raise UserError(f"{file}: not the run's clients")
-    run = _seed_run(path, experiment, method, seed, rows)
+    run = _seed_run(path, experiment, method, seed, rows, read_metric(path))
     if len(run.history.rounds) != rounds:
         raise UserError(f"{file}: {len(run.history.rounds)} whole rounds in {layout.HISTORY}")
     return run
@@ -149,7 +161,9 @@ def finished_run(data: RunData, method: str, seed: int) -> SeedRun:
 # -- one method, one seed ----------------------------------------------------------------------
 
 
-def _seed_run(path: Path, experiment: Experiment, method: str, seed: int, rows: Rows) -> SeedRun:
+def _seed_run(
+    path: Path, experiment: Experiment, method: str, seed: int, rows: Rows, metric: Metric
+) -> SeedRun:
     at = seed_folder(path, method, seed)
     names = [row["client"] for row in rows]
     records = read_records(path, experiment, method, seed, names)
@@ -158,24 +172,35 @@ def _seed_run(path: Path, experiment: Experiment, method: str, seed: int, rows: 
     history = history_of(records, at / layout.HISTORY)
     if any(not 0 <= i < len(rows) for record in records for i in record["cohort"]):
         raise UserError(f"{at / layout.HISTORY}: names others than {layout.CLIENTS} does")
+    scores = {name: _column(rows, name, at / layout.CLIENTS) for name in SCORES}
+    metrics = {
+        name: _column(rows, name, at / layout.CLIENTS)
+        for name in rows[0]
+        if experiment.format > 1 and name not in (*COLUMNS, *OTHERS)
+    }
     return SeedRun(
         method=method,
         seed=seed,
         history=history,
-        scores={name: _column(rows, name, at / layout.CLIENTS) for name in SCORES},
+        scores={**scores, KEPT: kept_scores(metrics.get(metric.name), scores["final"])},
         matrix=_read_alpha(at / layout.ALPHA, len(rows)),
         attackers=frozenset(i for i, row in enumerate(rows) if row.get("attacker") == "yes"),
         evidence=read_evidence(at / layout.EVIDENCE, len(rows)),
-        metrics={
-            name: _column(rows, name, at / layout.CLIENTS)
-            for name in rows[0]
-            if experiment.format > 1 and name not in (*COLUMNS, *OTHERS)
-        },
+        metrics=metrics,
+        window=min(LAST, len(records)) if experiment.format == 1 else window_of(len(records)),
+        told=_told(rows, at / layout.CLIENTS),
     )
 
 
+def _told(rows: Rows, path: Path) -> Told | None:
+    """What sites said of their gains, where there is no evidence to find it out again."""
+    if (path.parent / layout.EVIDENCE).is_file() or not any(row.get("gain_p") for row in rows):
+        return None
+    return Told(*(_column(rows, name, path) for name in TOLD))
+
+
 def _read_clients(path: Path, format: int, expected: int | None) -> Rows:
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""))
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
         rows: Rows = list(reader)
         if format == 1:
@@ -217,7 +242,7 @@ def _read_alpha(path: Path, clients: int) -> dict[str, Any] | None:
 def read_metric(path: Path) -> Metric:
     """What the run is judged by; before there was a choice, accuracy."""
     file = path / layout.METRIC
-    said = _read_optional(file)
+    said = read_optional(file)
     if not said:
         return ACCURACY
     try:
@@ -236,7 +261,7 @@ def read_metric(path: Path) -> Metric:
 def read_methods(path: Path, experiment: Experiment) -> dict[str, MethodInfo]:
     """What the methods say of themselves, without their modules."""
     file = path / layout.METHODS
-    said = _read_object(file) if experiment.format > 1 else {}
+    said = read_object(file) if experiment.format > 1 else {}
     found = {}
     for folder, name in zip(layout.methods_of(experiment), experiment.methods, strict=True):
         base = experiment.base(name)
@@ -276,9 +301,9 @@ def _one_of(allowed: tuple[Any, ...], said: Any) -> Any:
     return said
 
 
-def _names(path: Path) -> list[str]:
+def names_in(path: Path) -> list[str]:
     """The clients' names while none has finished."""
-    rows = _read_optional(path / layout.DATA).get("clients", [])
+    rows = read_optional(path / layout.DATA).get("clients", [])
     try:
         labels = [str(row.get("label") or "") for row in rows]
     except (AttributeError, TypeError) as error:
@@ -301,7 +326,7 @@ def _clients(table: Rows, source: Path, data: Path) -> Clients:
 
 def _class_counts(path: Path, clients: int) -> tuple[Ints | None, list[str]]:
     """Clients x classes, and the classes' names."""
-    content = _read_optional(path)
+    content = read_optional(path)
     if not content:
         return None, []
     try:
@@ -319,63 +344,10 @@ def _class_counts(path: Path, clients: int) -> tuple[Ints | None, list[str]]:
     return counts, names
 
 
-def _new_clients(path: Path) -> dict[str, dict[str, list[float]]]:
-    curves = {}
-    for method, curve in _read_optional(path).items():
-        try:
-            epochs = [float(e) for e in curve["epochs"]]
-            accuracy = [float(a) for a in curve["accuracy"]]
-        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-            raise UserError(f"{path}: {method!r} is damaged ({first_line(error)})") from None
-        if len(epochs) != len(accuracy):
-            raise UserError(f"{path}: {method!r} has {len(epochs)} epochs, {len(accuracy)} values")
-        curves[str(method)] = {"epochs": epochs, "accuracy": accuracy}
-    return curves
-
-
-def _explicit(path: Path) -> list[Arm]:
-    try:
-        return [
-            Arm(
-                mu=float(arm["mu"]),
-                lr=float(arm["lr"]),
-                chosen=bool(arm["chosen"]),
-                accuracy=[float(a) for a in arm["accuracy"]],
-                gains=[float(gain) for gain in arm["gains"] if gain is not None],
-            )
-            for arm in _read_optional(path).get("arms", [])
-        ]
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise UserError(f"{path}: an arm is damaged ({first_line(error)})") from None
-
-
-def _read_optional(path: Path) -> dict[str, Any]:
-    return _read_object(path) if path.is_file() else {}
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(_text(path))
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}: not JSON; the file is damaged") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: not a JSON object; the file is damaged")
-    return content
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text; the file is damaged") from None
-
-
 def _column(rows: Sequence[Mapping[str, str]], name: str, path: Path) -> Floats:
     """A column of clients.csv; a score may be missing, a size may not."""
     try:
-        values = np.array([float(row[name] or "nan") for row in rows])
+        values = np.array([float(row.get(name) or "nan") for row in rows])
     except ValueError as error:
         raise UserError(f"{path}: column {name!r} is damaged ({error})") from None
     if name.startswith("n_") and not ((values >= 0) & (values < 2**53)).all():

@@ -16,17 +16,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Self
 
-import tomli_w
-
 from pgfed.config.experiment import of_run
+from pgfed.config.reference import commented
 from pgfed.config.tables import FORMAT, Experiment
-from pgfed.engine.callbacks import Callback, Record
+from pgfed.engine.callbacks import Observer, Record
 from pgfed.engine.environment import environment
-from pgfed.engine.rounds import Run, Start
+from pgfed.engine.rounds import Run
 from pgfed.engine.runs import Past
 from pgfed.engine.setup import Setup
 from pgfed.engine.storage.checkpoints import Checkpoints
 from pgfed.engine.storage.durable import FolderLock, write_atomic
+from pgfed.engine.storage.start import Start
 from pgfed.errors import UserError
 from pgfed.methods import registry as algorithms
 from pgfed.results.folder import layout
@@ -34,7 +34,6 @@ from pgfed.results.folder.evidence import read_evidence, read_metrics
 from pgfed.results.folder.files import (
     data_text,
     write_beginning,
-    write_clients,
     write_end,
     write_evidence,
     write_summary,
@@ -50,6 +49,7 @@ from pgfed.results.runs import (
     MethodInfo,
     RunData,
     SeedRun,
+    Told,
     client_names,
     clients_of,
     evidence_of,
@@ -57,22 +57,24 @@ from pgfed.results.runs import (
     seed_run_of,
 )
 from pgfed.results.statistics import Floats
-from pgfed.results.summary import alone_of, client_rows, each_run, summary
+from pgfed.results.summary import client_rows, gain_of_run, summary
 
-# Keys of [engine] that never change the result.
-PLACE = ("backend", "workers", "address", "device", "checkpoint_every", "state_memory")
+# Keys that never change the result.
+PLACE = {
+    *("engine.backend", "engine.workers", "engine.address", "engine.device"),
+    *("engine.checkpoint_every", "engine.state_memory", "output.callbacks"),
+}
 SAME_BITS = ("pgfed", "torch", "numpy")  # versions that decide the last bits
 HEADER = "# Complete: `pgfed run` with this file repeats the run.\n\n"
 
 
-def check_same(experiment: Experiment, path: Path) -> None:
+def check_same(experiment: Experiment, path: Path, option: str = "--resume") -> None:
     """Refuse to go on with another experiment. Where it is run may differ: the result does not."""
     asked, held = (flattened(e.document()) for e in (experiment, of_run(path)))
-    place = {f"engine.{key}" for key in PLACE}
-    for key in sorted((asked.keys() | held.keys()) - place):
+    for key in sorted((asked.keys() | held.keys()) - PLACE):
         if asked.get(key) != held.get(key):
             raise UserError(
-                f"--resume: {path} was started with {key} = {held.get(key)!r}, found "
+                f"{option}: {path} was started with {key} = {held.get(key)!r}, found "
                 f"{asked.get(key)!r}; `pgfed resume {path}` goes on as it was started"
             )
 
@@ -105,8 +107,12 @@ def data_of(
         metric=setup.objective.primary,
         methods=_methods(setup),
         runs=by_method,
-        text=HEADER + tomli_w.dumps(setup.experiment.document()),
+        text=HEADER + commented(setup.experiment.document(), _classes(setup)),
     )
+
+
+def _classes(setup: Setup) -> dict[str, type[Any]]:
+    return {folder: type(method) for folder, method in setup.methods.items()}
 
 
 def _methods(setup: Setup) -> dict[str, MethodInfo]:
@@ -123,7 +129,7 @@ def earlier(setup: Setup, names: Sequence[str]) -> Earlier | None:
     return None if folder is None else Earlier(Path(folder), names)
 
 
-class RunWriter(Callback, Past):
+class RunWriter(Observer, Past):
     """Writes the folder while the run goes on, and at the end of each method.
 
     ``resume``: the folder holds a run that was cut short, and is gone on with. A method and seed
@@ -155,6 +161,7 @@ class RunWriter(Callback, Past):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
             try:
+                layout.check_no_jobs(self.path)
                 self._begin()
             except BaseException:
                 self._lock.release()
@@ -171,6 +178,8 @@ class RunWriter(Callback, Past):
                 f"on with; `pgfed run {self.path / layout.EXPERIMENT} --out DIR` repeats it"
             )
         self._about = environment(self._setup.federation, self._setup.about_model())
+        if self._setup.privacy is not None:
+            self._about["privacy"] = self._setup.privacy.record(self._setup.methods)
         if self._earlier is not None:
             methods, seeds = list(self._setup.methods), self._setup.experiment.seeds
             self._about["start_from"] = self._earlier.digests(methods, seeds)
@@ -230,15 +239,21 @@ class RunWriter(Callback, Past):
             if method.course == "rounds"
         ]
         over = [folder for folder in longer if (folder / layout.CLIENTS).is_file()]
+        if over and any(method.personal.refresh for method in self._setup.methods.values()):
+            raise UserError(
+                "--rounds: personal.refresh changed the clients' states after the last round; "
+                "`pgfed run --start-from` begins a new run with its models"
+            )
         for folder in over:
             if not any((folder / layout.CHECKPOINT).glob("round-*.json")):
                 raise UserError(
                     f"--rounds: {folder} kept no state to go on from (output.keep_state was "
                     "false); `pgfed run --start-from` begins a new run with its models"
                 )
-        write_atomic(self.path / layout.EXPERIMENT, self.data.text)
+        # In this order: cut short in between, all is as in a run that has not come to its end.
         for folder in over:
             (folder / layout.CLIENTS).unlink()
+        write_atomic(self.path / layout.EXPERIMENT, self.data.text)
 
     @property
     def data(self) -> RunData:
@@ -283,9 +298,7 @@ class RunWriter(Callback, Past):
     def _check_sums(self, run: SeedRun) -> None:
         """What cannot be summed up shows itself now."""
         data = self.data
-        info = data.methods[run.method]
-        sums = summary(run, alone_of(data, run.seed), info, data.clients, data.metric)
-        json.dumps(sums, allow_nan=False)
+        json.dumps(summary(data, run, gain_of_run(data, run, surely=False)), allow_nan=False)
 
     # -- a run -----------------------------------------------------------------------------------
 
@@ -326,14 +339,15 @@ class RunWriter(Callback, Past):
         folder = self.folder(method, run.seed)
         with _writing(folder):
             self._open.close()
-            finished = seed_run_of(method, run, *self._evidence(folder, run))
+            finished = seed_run_of(method, run, *self._evidence(folder, run), self._told(run))
             self.runs[method, run.seed] = finished
             data = self.data
             if self._setup.keeps_models(run.seed):
-                rows = client_rows(finished, alone_of(data, run.seed), data.clients, data.metric)
+                gain = gain_of_run(data, finished, surely=False)
+                rows = client_rows(finished, gain, data.clients)
                 self._keep_models(folder, run, method, rows)
             write_end(data, finished)
-        self.runs[method, run.seed] = _as_read(finished)
+        self.runs[method, run.seed] = _as_read(finished, folder / layout.EVIDENCE)
         self._forget(folder)
 
     def _forget(self, folder: Path) -> None:
@@ -348,6 +362,10 @@ class RunWriter(Callback, Past):
         if best and kept is not None:
             return kept, read_metrics(folder / layout.EVIDENCE, run.info.clients)
         return evidence_of(run)
+
+    def _told(self, run: Run) -> Told | None:
+        """What sites said of their gains; here the evidence itself is at hand."""
+        return None
 
     def _keep_models(self, folder: Path, run: Run, method: str, rows: list[dict[str, Any]]) -> None:
         models = folder / layout.MODELS
@@ -365,10 +383,7 @@ class RunWriter(Callback, Past):
     def finish(self) -> None:
         """After the last of all runs, which may have changed what gains are over."""
         with _writing(self.path):
-            data = self.data
-            for run in each_run(data):
-                write_clients(data, run)
-            write_summary(data)
+            write_summary(self.data)
 
 
 @contextmanager
@@ -381,9 +396,9 @@ def _writing(path: Path) -> Iterator[None]:
         raise UserError(f"{where}: cannot be written ({error.strerror or error})") from None
 
 
-def _as_read(run: SeedRun) -> SeedRun:
+def _as_read(run: SeedRun, file: Path) -> SeedRun:
     """Without the models' outputs, which may be large and are on disk now."""
     if run.evidence is None:
         return run
-    small = dataclasses.replace(run.evidence, outputs=None, target=None)
+    small = dataclasses.replace(run.evidence, outputs=None, target=None, file=file)
     return dataclasses.replace(run, evidence=small)

@@ -71,6 +71,8 @@ class Manifest(_Part):
     targets: Literal["classes", "labels", "values", "masks"] = "classes"
     normalisation: Normalisation
     table: dict[str, Any] | None = None  # the schema of a table; each client has its own, fitted
+    # Of the federation's classes, where clients' models are corrected from them to their own.
+    class_shares: list[float] | None = None
     image_size: Size | None = None  # images were resized to this square
     data_fingerprint: str | None = None
     shared: File | None = Field(None, alias="global")
@@ -80,6 +82,11 @@ class Manifest(_Part):
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.input_shape)
+
+    @property
+    def frame(self) -> str:
+        """Whether a client's model has its class shares folded in: personal.frame."""
+        return str(self.hyperparameters.get("personal", {}).get("frame", "none"))
 
     def about(self) -> dict[str, Any]:
         """All that is true of each model of the folder."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from torch import Tensor
 
 from pgfed.config import experiment as experiments
-from pgfed.engine.rounds import Start
 from pgfed.engine.storage.durable import sha256
+from pgfed.engine.storage.start import Start
 from pgfed.errors import NOTES, UserError
 from pgfed.model.task import Task
 from pgfed.results.folder import layout

@@ -82,6 +82,7 @@ def write_models(
         shared=write_model(folder / GLOBAL, run.task.named(run.global_model())),
         frozen=write_frozen(folder, run.task),
         clients=clients,
+        class_shares=run.class_shares(),
     )
     manifests.write(folder, content)
 
@@ -120,6 +121,7 @@ def manifest(
     shared: dict[str, str] | None,
     frozen: dict[str, str] | None,
     clients: Sequence[dict[str, Any]],
+    class_shares: list[float] | None = None,
 ) -> dict[str, Any]:
     """The content of manifest.json; a client whose model is elsewhere has no file."""
     return {
@@ -139,6 +141,7 @@ def manifest(
         "targets": federation.targets,
         "normalisation": normalisation(federation),
         "table": None if federation.schema is None else federation.schema.plain(),
+        **({} if class_shares is None else {"class_shares": class_shares}),
         "image_size": experiment.data.image_size,
         "data_fingerprint": federation.fingerprint if len(federation.y) else None,
         "global": shared,

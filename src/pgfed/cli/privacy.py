@@ -1,0 +1,187 @@
+"""`pgfed privacy ...`: what privacy will cost, and what a site's ledger says. torch on use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pgfed.cli.options import DataRoot, ExperimentFile, Settings
+from pgfed.errors import UserError
+
+if TYPE_CHECKING:
+    from pgfed.engine.setup import Setup
+    from pgfed.federation.folders.folder import SiteFolder
+    from pgfed.federation.site.ledger import Entries, Ledger
+    from pgfed.privacy.planning import Plan
+
+SiteDir = Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        help="Plan what privacy costs, and read a site's ledger.", no_args_is_help=True
+    )
+    group.command("plan")(plan)
+    group.command("ledger")(ledger)
+    group.command("open")(open_)
+    group.command("repair")(repair)
+    app.add_typer(group, name="privacy")
+
+
+# -- before a run --------------------------------------------------------------------------------
+
+
+def plan(
+    experiment: ExperimentFile = None, settings: Settings = None, data_root: DataRoot = None
+) -> None:
+    """Say what each method releases, the noise that goes with it, and how much signal is left."""
+    from pgfed.cli.terminal.tables import console, table
+    from pgfed.config import experiment as experiments
+    from pgfed.engine.setup import prepare
+
+    loaded = experiments.load(experiment, settings or [])
+    if not loaded.privacy.on:
+        raise UserError(
+            "privacy: the experiment has none; give privacy.epsilon, as --set privacy.epsilon=3.0"
+        )
+    setup = prepare(loaded, experiments.data_root(data_root))
+    assert setup.privacy is not None, "it is on"
+    seed = setup.experiment.seeds[0]
+    made = {name: plans[seed] for name, plans in setup.privacy.plans.items()}
+    columns = ["method", "gradients", "sums", "noise", "of sums", "epsilon", "kappa", "model"]
+    screen = console()
+    screen.print(table(columns, [_row(setup, name, plans) for name, plans in made.items()]))
+    for name in setup.methods:
+        if name not in made:
+            screen.print(f"{name}: nothing of it is charged")
+    screen.print(_words(setup, made))
+
+
+def _row(setup: Setup, name: str, plans: tuple[Plan, ...]) -> list[Any]:
+    """The client with the least signal stands for all."""
+    worst = min(plans, key=lambda one: one.kappa)
+    sums = {kind: sigma for kind, sigma in worst.noise.items() if kind != "gradient"}
+    return [
+        name,
+        worst.count(gradients=True),
+        worst.count(gradients=False) or "",
+        f"{worst.noise.get('gradient', 0.0):.2f}",
+        ", ".join(f"{sigma:.1f}" for sigma in sums.values()),
+        max(one.spent.shown for one in plans),
+        f"{worst.kappa:.1f}",
+        "covered" if setup.methods[name].covered else "stays at home",
+    ]
+
+
+def _words(setup: Setup, made: dict[str, tuple[Plan, ...]]) -> str:
+    """What it comes to, in plain sentences."""
+    from pgfed.privacy.planning import LITTLE
+
+    assert setup.privacy is not None, "it is on"
+    some = next(iter(made.values()))
+    sizes = sorted({one.size for one in some})
+    span = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    lines = [
+        f"Per {setup.privacy.unit}, client, method and seed, with delta = {some[0].spent.delta:g}; "
+        f"clients declare {span} {setup.privacy.unit}s; the model has {some[0].d:,} parameters.",
+        "kappa is signal over noise if all gradients agreed, at the client where it is least; it "
+        f"does not predict accuracy, but below {LITTLE:g} expect little.",
+    ]
+    least = min((one for plans in made.values() for one in plans), key=lambda one: one.kappa)
+    if least.kappa < LITTLE:
+        # Noise falls nearly as 1 / size at the same number of passes, signal stays.
+        needed = least.size * LITTLE / max(least.kappa, 1e-9)
+        digits = 10 ** max(0, len(str(int(needed))) - 2)
+        rounded = int(needed // digits + 1) * digits
+        lines.append(
+            f"A site needs about {rounded:,} {setup.privacy.unit}s for this model, or a smaller "
+            "model, fewer rounds, or a larger epsilon."
+        )
+    return "\n".join(lines)
+
+
+# -- at a site -----------------------------------------------------------------------------------
+
+
+def ledger(site: SiteDir) -> None:
+    """Show what a site's records have been promised, and what has been spent of it."""
+    from pgfed.cli.terminal.tables import console, table
+
+    _, book = _book(site)
+    with book.locked() as entries:
+        _shown(book, entries)
+        rows = [
+            [
+                line["run"][:8],
+                f"{line['epsilon']:.3f}",
+                f"{line['delta']:.2g}",
+                sum(times for _, _, times in line["rounds"]),
+                sum(charge["run"] == line["run"] for charge in entries.of("charge")),
+            ]
+            for line in entries.of("plan")
+        ]
+    if rows:
+        columns = ["run", "epsilon", "delta", "rounds planned", "answered"]
+        console().print(table(columns, rows))
+
+
+def open_(
+    site: SiteDir,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Change the budget of a ledger that is open.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Why, for the ledger.")] = "",
+) -> None:
+    """Open the ledger of a site, as its site.toml has it; or change its budget."""
+    folder, book = _book(site)
+    if epsilon is None:
+        from pgfed.federation.site.answers import Site
+
+        Site(folder)
+        with book.locked() as entries:
+            _shown(book, entries)
+        return
+    if not reason:
+        raise UserError("--reason: missing; the ledger keeps why its budget was changed")
+    with book.locked() as entries:
+        if entries.opened is None:
+            raise UserError(f"{book.folder}: no ledger is open; leave --epsilon out to open it")
+        _, delta = entries.budget
+        book.append(entries, "budget", epsilon=epsilon, delta=delta, reason=reason)
+        _shown(book, entries)
+    print("Put the same number into privacy.epsilon of site.toml.")
+
+
+def repair(
+    site: SiteDir, reason: Annotated[str, typer.Option(help="Why, for the ledger.")] = ""
+) -> None:
+    """After an old ledger was put back: count as spent all that may have left meanwhile."""
+    from pgfed.federation.site import ledger as ledgers
+
+    if not reason:
+        raise UserError("--reason: missing; the ledger keeps why it was repaired")
+    _, book = _book(site)
+    line = ledgers.repair(book, reason)
+    print(f"{book.folder}: epsilon {line['epsilon']:.3f} counts as spent; nothing is left")
+
+
+def _book(site: Path) -> tuple[SiteFolder, Ledger]:
+    from pgfed.federation.folders.folder import SiteFolder
+    from pgfed.federation.site.private import ledger_of
+
+    folder = SiteFolder(site)
+    return folder, ledger_of(folder)
+
+
+def _shown(book: Ledger, entries: Entries) -> None:
+    opened = entries.opened
+    if opened is None:
+        raise UserError(f"{book.folder}: no ledger is open")
+    (epsilon, delta), (spent, _) = entries.budget, entries.reserved
+    print(f"{book.folder}: {len(entries.lines)} lines, ends {entries.head[:16]}")
+    print(
+        f"epsilon {spent:.3f} of {epsilon:g} reserved, delta {delta:g}; unit {opened['unit']}, "
+        f"{opened['size']:,} declared"
+    )

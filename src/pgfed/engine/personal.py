@@ -1,0 +1,172 @@
+"""How a client's personal model is made of what a method leaves: its frame and its blend.
+
+The engine's business, once for all methods ([personal] of an experiment). What it sends beside a
+method's own messages has keys of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pgfed.data.federation import Shard
+from pgfed.methods.contract import Algorithm
+from pgfed.methods.randomness import Rng
+from pgfed.methods.values import Kind, Message, State, Update
+from pgfed.model import frames
+from pgfed.model.task import Task
+
+COUNTS = "personal.counts"  # in a message: asks for them; in an update: samples of each class
+SHARES = "personal.shares"  # of the federation's classes, which the global model was trained on
+GLOBAL = "personal.global"  # the newest global model, for blends
+RULE = 0.5  # the own model's share where a client is to choose and has nothing to choose by
+STEPS = 11  # shares of the own model that are tried where a client chooses: 0, 0.1, ..., 1
+
+
+def blends(algorithm: Algorithm) -> bool:
+    """Whether the newest global model is mixed in."""
+    return algorithm.personal.blend != 1
+
+
+def serves(algorithm: Algorithm) -> bool:
+    """Whether a global model is corrected from the federation's class shares to the client's."""
+    made_of_global = algorithm.personal_from == "global" or blends(algorithm)
+    return algorithm.personal.frame == "serving" and made_of_global
+
+
+def leaves(algorithm: Algorithm) -> dict[str, Kind]:
+    """What leaves a client beside the method's own update, in its first round."""
+    return {COUNTS: "classes"} if serves(algorithm) else {}
+
+
+class Told:
+    """The clients' class counts, as far as they have told: each is asked once."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._asks = serves(algorithm)
+        self._counts: dict[int, Tensor] = {}
+
+    def asked(self, messages: dict[int, Message]) -> dict[int, Message]:
+        """The messages, with the question for those who have not told yet."""
+        if not self._asks:
+            return messages
+        return {i: m if i in self._counts else {**m, COUNTS: 1} for i, m in messages.items()}
+
+    def take(self, client: int, update: Update) -> Update:
+        """The update without the counts, which are noted."""
+        if COUNTS not in update:
+            return update
+        self._counts[client] = update[COUNTS].cpu()
+        return {k: v for k, v in update.items() if k != COUNTS}
+
+    def shares(self) -> Tensor | None:
+        """Of the classes, over all who have told."""
+        if not self._counts:
+            return None
+        total = torch.stack([self._counts[i] for i in sorted(self._counts)]).double().sum(0)
+        return frames.shares(total).float()
+
+    def numbers(self) -> list[float] | None:
+        """The shares for a manifest."""
+        shares = self.shares()
+        return None if shares is None else [round(float(share), 9) for share in shares]
+
+    def snapshot(self) -> State:
+        known = sorted(self._counts)
+        if not known:
+            return {}
+        return {
+            "told.ids": torch.from_numpy(np.array(known, dtype=np.int64)),
+            "told.counts": torch.stack([self._counts[i] for i in known]),
+        }
+
+    def restore(self, cut: Mapping[str, Any]) -> None:
+        ids = cut["told.ids"].tolist() if "told.ids" in cut else []
+        self._counts = {i: cut["told.counts"][k].clone() for k, i in enumerate(ids)}
+
+
+def declared(message: Message, algorithm: Algorithm) -> dict[str, Kind]:
+    """What an update must hold in answer to this message; a server that asks for more in vain."""
+    return {**algorithm.leaves, **(leaves(algorithm) if COUNTS in message else {})}
+
+
+def refusal(update: Update) -> str | None:
+    """Why counts, which have the form of counts, must not be used."""
+    if COUNTS in update and not bool((update[COUNTS] >= 0).all()):
+        return f"{COUNTS}: less than 0 samples of a class"
+    return None
+
+
+def public(algorithm: Algorithm, task: Task, server: State, told: Told) -> Message:
+    """What clients need of the server to make their personal models."""
+    found = algorithm.public(server)
+    if blends(algorithm):
+        found = {**found, GLOBAL: algorithm.global_model(task, server, {})}
+    shares = told.shares() if serves(algorithm) else None
+    return found if shares is None else {**found, SHARES: shares}
+
+
+# -- at the client -----------------------------------------------------------------------------
+
+
+def training_offset(algorithm: Algorithm, task: Task, data: Shard) -> Tensor | None:
+    """What the outputs get while the client with this training data trains."""
+    if algorithm.personal.frame != "training":
+        return None
+    return frames.own_frame(data.class_counts(task.outputs))
+
+
+def serving_offset(task: Task, data: Shard, message: Message) -> Tensor | None:
+    """What the outputs of a global model get, where the federation's shares are known."""
+    if SHARES not in message:
+        return None
+    return frames.corrected(data.class_counts(task.outputs), message[SHARES])
+
+
+def personal_model(
+    algorithm: Algorithm,
+    task: Task,
+    view: Callable[[Tensor | None], Task],
+    state: State,
+    message: Message,
+    data: Shard,
+    rng: Rng,
+    *,
+    validation: Shard,
+    untouched: bool,
+) -> Tensor:
+    """The model that is scored and taken home, with its frame folded in.
+
+    ``view``: the task for the client's steps, with an offset of its outputs. ``untouched``: the
+    client has never taken part.
+    """
+    training = training_offset(algorithm, task, data)
+    serving = serving_offset(task, data, message)
+    own = {k: v for k, v in message.items() if k not in (GLOBAL, SHARES)}
+    if not blends(algorithm):
+        offset = serving if training is None else training
+        theta = algorithm.personal_model(view(offset), state, own, data, rng)
+        return task.folded(theta, offset)
+    newest = task.folded(message[GLOBAL], serving if training is None else training)
+    if untouched:  # what it has of its own is the start that all had
+        return newest
+    theta = algorithm.personal_model(view(training), state, own, data, rng)
+    theta = task.folded(theta, training)
+    share = algorithm.personal.blend
+    if share == "auto":
+        share = _chosen(view(None), newest, theta, validation)
+    return torch.lerp(newest, theta, float(share))
+
+
+def _chosen(task: Task, newest: Tensor, own: Tensor, validation: Shard) -> float:
+    """The share of the own model with the least loss on the client's validation data; a fixed one
+    where it has none (docs/beyond.md has what was tried)."""
+    if not len(validation):
+        return RULE
+    tried = [k / (STEPS - 1) for k in range(STEPS)]
+    losses = [task.score(torch.lerp(newest, own, share), validation).loss for share in tried]
+    return tried[int(np.argmin(losses))]

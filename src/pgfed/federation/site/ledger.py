@@ -1,0 +1,271 @@
+"""The ledger beside a site's data: what may be spent, what runs have reserved, what has left.
+
+ledger.jsonl   one canonical JSON per line; `prev` is the SHA-256 of the line before
+outbox/        replies as they left, for whoever asks the same again
+lock           held while the ledger is looked at and written
+
+Kinds of lines: `open` (what the ledger is for), `budget` (changed by the operator), `plan` (a run's
+slice, reserved when it opens), `once` (noisy class counts, for all runs), `charge` (an answered
+round), `repair`. Nothing here looks at a clock, and nothing is known by the data's fingerprint: one
+more record must not open a new budget.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pgfed.engine.storage.durable import sync_folder, write_atomic
+from pgfed.errors import UserError
+
+FILE, OUTBOX, LOCK = "ledger.jsonl", "outbox", "lock"
+FIRST = "0" * 64  # stands before the first line
+
+Line = dict[str, Any]
+Place = tuple[str, str, int, int]  # run, method, seed, round
+
+
+class LedgerError(UserError):
+    """The ledger does not allow it; says why."""
+
+
+class Ledger:
+    """One site's ledger. Read and written under its lock only."""
+
+    def __init__(self, folder: Path, copy: Path | None = None) -> None:
+        """``copy``: where the site notes how long the ledger was, to know an old backup."""
+        self.folder, self._copy = folder, copy
+        self._path = folder / FILE
+
+    @property
+    def exists(self) -> bool:
+        return self._path.is_file()
+
+    @contextmanager
+    def locked(self) -> Iterator[Entries]:
+        """The verified lines; others wait meanwhile."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / OUTBOX).mkdir(exist_ok=True)
+            handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise LedgerError(
+                f"privacy.ledger: {self.folder} cannot be written ({error.strerror}); nothing "
+                "leaves without it"
+            ) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield self._read()
+        finally:
+            os.close(handle)
+
+    def _read(self) -> Entries:
+        raw = self._path.read_bytes() if self._path.is_file() else b""
+        whole = raw[: raw.rfind(b"\n") + 1]
+        if len(whole) < len(raw):  # torn: what it was about has not left
+            os.truncate(self._path, len(whole))
+        lines: list[Line] = []
+        last = FIRST
+        for number, text in enumerate(whole.split(b"\n")[:-1], 1):
+            try:
+                line = json.loads(text)
+                before = line["prev"]
+            except (ValueError, KeyError, TypeError):
+                raise LedgerError(f"{self._path}: line {number} is no line of a ledger") from None
+            if before != last or text != canonical(line):
+                raise LedgerError(f"{self._path}: line {number} was changed, or one is missing")
+            lines.append(line)
+            last = hashlib.sha256(text).hexdigest()
+        found = Entries(lines, last)
+        self._check_age(found)
+        return found
+
+    def _check_age(self, found: Entries) -> None:
+        """Refuse a ledger that is shorter than it was, or another one."""
+        for lines, head in self.seen():
+            if found.hash_at(lines) != head:
+                raise LedgerError(
+                    f"{self._path}: {len(found.lines)} lines, but it had {lines} with another end; "
+                    "an old backup? `pgfed privacy repair` counts as spent what may have left"
+                )
+
+    def seen(self) -> list[tuple[int, str]]:
+        """How long the ledger was, and how it ended, as far as the site noted it."""
+        if self._copy is None or not self._copy.is_file():
+            return []
+        try:
+            content = json.loads(self._copy.read_text())
+            return [(int(content["lines"]), str(content["hash"]))]
+        except (ValueError, KeyError, TypeError):
+            raise LedgerError(f"{self._copy}: not a note of a ledger's length") from None
+
+    def append(self, entries: Entries, kind: str, **content: Any) -> None:
+        """On disk when this returns; only under the lock."""
+        line = {"kind": kind, **content, "prev": entries.head}
+        text = canonical(line)
+        fresh = not self._path.is_file()
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(handle, "ab") as file:
+            file.write(text + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if fresh:
+            sync_folder(self.folder)
+        entries.lines.append(json.loads(text))
+        entries.head = hashlib.sha256(text).hexdigest()
+        self.note(entries)
+
+    def note(self, entries: Entries) -> None:
+        if self._copy is not None:
+            self._copy.parent.mkdir(parents=True, exist_ok=True)
+            noted = {"lines": len(entries.lines), "hash": entries.head}
+            write_atomic(self._copy, json.dumps(noted) + "\n")
+
+    # -- replies ---------------------------------------------------------------------------------
+
+    def put(self, reply: bytes) -> str:
+        """A reply into the outbox, whole and on disk; its SHA-256."""
+        digest = hashlib.sha256(reply).hexdigest()
+        write_atomic(self._reply(digest), reply)
+        return digest
+
+    def reply(self, charge: Line) -> bytes:
+        """The reply that was charged."""
+        path = self._reply(charge["sent"])
+        data = path.read_bytes() if path.is_file() else b""
+        if hashlib.sha256(data).hexdigest() != charge["sent"]:
+            raise LedgerError(
+                f"round {charge['round']} was answered, and the answer is not in the outbox any "
+                "more; it is not computed again"
+            )
+        return data
+
+    def tidy(self, entries: Entries) -> None:
+        """Remove replies that were not charged: they have not left."""
+        known = {f"{line['sent']}.safetensors" for line in entries.of("charge")}
+        for path in (self.folder / OUTBOX).iterdir():
+            if path.name not in known:
+                path.unlink(missing_ok=True)
+
+    def _reply(self, digest: str) -> Path:
+        return self.folder / OUTBOX / f"{digest}.safetensors"
+
+
+class Entries:
+    """The lines of a ledger, and what follows from them."""
+
+    def __init__(self, lines: list[Line], head: str) -> None:
+        self.lines, self.head = lines, head
+
+    def hash_at(self, n: int) -> str | None:
+        """How the ledger ended when it had n lines."""
+        if n > len(self.lines):
+            return None
+        return self.head if n == len(self.lines) else str(self.lines[n]["prev"])
+
+    def of(self, kind: str) -> Iterator[Line]:
+        return (line for line in self.lines if line["kind"] == kind)
+
+    @property
+    def opened(self) -> Line | None:
+        return next(self.of("open"), None)
+
+    @property
+    def budget(self) -> tuple[float, float]:
+        """(epsilon, delta) as the operator set them last."""
+        last = [*self.of("open"), *self.of("budget")][-1]
+        return float(last["epsilon"]), float(last["delta"])
+
+    @property
+    def reserved(self) -> tuple[float, float]:
+        """What runs have taken: slices add up."""
+        plans = [*self.of("plan"), *self.of("repair")]
+        return sum(float(p["epsilon"]) for p in plans), sum(float(p["delta"]) for p in plans)
+
+    @property
+    def left(self) -> tuple[float, float]:
+        (epsilon, delta), (taken, taken_delta) = self.budget, self.reserved
+        return max(0.0, epsilon - taken), max(0.0, delta - taken_delta)
+
+    def plan(self, run: str) -> Line | None:
+        return next((line for line in self.of("plan") if line["run"] == run), None)
+
+    def charge(self, place: Place) -> Line | None:
+        """The answer to this round, if it was given."""
+        for line in self.of("charge"):
+            if (line["run"], line["method"], line["seed"], line["round"]) == place:
+                return line
+        return None
+
+    def charges(self, run: str, method: str, seed: int) -> int:
+        """How many rounds were answered."""
+        return sum(
+            (line["run"], line["method"], line["seed"]) == (run, method, seed)
+            for line in self.of("charge")
+        )
+
+    @property
+    def counts(self) -> list[float] | None:
+        """The noisy class counts, if they were ever released."""
+        line = next(self.of("once"), None)
+        return None if line is None else list(line["counts"])
+
+
+def canonical(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line, sort_keys=True, separators=(",", ":")).encode()
+
+
+def open_ledger(
+    ledger: Ledger,
+    entries: Entries,
+    *,
+    epsilon: float,
+    delta: float,
+    unit: str,
+    size: int,
+    size_test: int,
+) -> None:
+    """Its first line: the budget, and the numbers that are public from now on."""
+    if entries.opened is not None:
+        raise LedgerError(f"{ledger.folder}: holds a ledger already")
+    ledger.append(
+        entries,
+        "open",
+        id=secrets.token_hex(8),
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit,
+        size=size,
+        size_test=size_test,
+    )
+
+
+def reserve(ledger: Ledger, entries: Entries, line: Line) -> None:
+    """Append a run's plan if its slice is still there."""
+    epsilon, delta = entries.left
+    if line["epsilon"] > epsilon + 1e-9 or line["delta"] > delta * (1 + 1e-9):
+        raise LedgerError(
+            f"this run needs epsilon {line['epsilon']:.3g}, of which {epsilon:.3g} is left; set "
+            "privacy.run_epsilon in site.toml before the first run, or raise the budget"
+        )
+    ledger.append(entries, "plan", **line)
+
+
+def repair(ledger: Ledger, reason: str) -> Line:
+    """After an old ledger was put back: all that was left when the site last noted it counts as
+    spent, since runs may have opened meanwhile."""
+    noted, ledger._copy = ledger._copy, None
+    with ledger.locked() as entries:
+        if entries.opened is None:
+            raise LedgerError(f"{ledger.folder}: holds no ledger to repair")
+        epsilon, delta = entries.left
+        ledger._copy = noted
+        ledger.append(entries, "repair", epsilon=epsilon, delta=delta, reason=reason)
+        return entries.lines[-1]

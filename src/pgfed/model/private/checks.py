@@ -1,0 +1,59 @@
+"""Models and objectives that cannot be trained with privacy: refused by name, with the way out."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from pgfed.errors import UserError
+from pgfed.model.kinds import Classes
+from pgfed.model.objectives import Objective
+from pgfed.model.private.gradients import made_up
+from pgfed.model.task import Task
+
+
+def check_model(task: Task) -> None:
+    """Refuse layers that make one sample's output depend on the others of its batch."""
+    resting = {id(module) for module in task._resting}
+    for name, module in task.module.named_modules():
+        norm = isinstance(module, _BatchNorm)
+        tracks = isinstance(module, _NormBase) and module.track_running_stats
+        if (norm or tracks) and id(module) not in resting:
+            raise UserError(
+                f"privacy: the model's {name or 'module'!r} is nn.{type(module).__name__}, which "
+                "mixes the samples of a batch; use group norm (model.norm = 'group', or "
+                "nn.GroupNorm in a model of your own), or freeze it"
+            )
+    before = task.initial()
+    theta = before.clone()
+    task._bind(theta, torch.zeros_like(theta), "all", training=True)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        task.module(made_up(task, 2)[0])
+    if not torch.equal(before, theta):
+        raise UserError(
+            "privacy: the model changes a buffer while it is trained, which would carry samples "
+            "out; use layers that keep no statistics"
+        )
+
+
+def check_objective(objective: Objective) -> None:
+    """Refuse losses that are not one sample's own."""
+    if type(objective).losses is Objective.losses:
+        raise UserError(
+            f"task.kind: {type(objective).__name__} has no losses per sample, which privacy "
+            "needs; give it a method `losses`"
+        )
+    if isinstance(objective, Classes) and objective.balanced:
+        raise UserError(
+            "task.class_weights: found 'balanced', which follows from the classes of all records; "
+            "under privacy allowed: none, or a public list of numbers"
+        )
+
+
+def loss_scale(objective: Objective, outputs: int, given: float | None) -> float | None:
+    """L, the public bound on a unit's loss: 2 ln(classes); None where it must be given."""
+    if given is not None:
+        return given
+    if isinstance(objective, Classes):
+        return 2.0 * float(torch.tensor(float(max(outputs, 2))).log())
+    return None

@@ -1,0 +1,1 @@
+"""What privacy costs: accounting, and plans of what will be released."""

@@ -1,0 +1,1 @@
+"""The page, whole, while a run goes on, and of one site."""

@@ -1,0 +1,1 @@
+"""Who gained, and how surely: client by client, from what the kept models gave for each sample."""

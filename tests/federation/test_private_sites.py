@@ -1,0 +1,87 @@
+"""Three sites, each with a privacy of its own; one's budget ends in mid-run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from federation import small
+from federation.local_grid import grid_of
+from federation.running import Running, until
+from federation.test_ledger import private
+from pgfed.federation.folders.folder import FederationFolder
+from pgfed.federation.server.conduct import Options, conduct
+from pgfed.federation.site.answers import Site
+from pgfed.report.tables import privacy as tables
+from pgfed.report.tables.federation import dropped
+from pgfed.results.comparison import group
+from pgfed.results.folder.reader import load
+
+TABLES = {
+    0: "epsilon = 8.0\ndelta = 1e-3\n",
+    1: "epsilon = 3.0\ndelta = 1e-3\nclip = 0.5\n",
+    2: "epsilon = 5.0\ndelta = 1e-3\nnoise_multiplier = 1.0\n",  # ends before the run does
+}
+
+
+def protect(folder: FederationFolder) -> None:
+    for client, table in TABLES.items():
+        private(small.site_path(folder.path, client), table)
+
+
+def charges(folder: FederationFolder, client: int) -> list[dict]:
+    path = folder.path.parent / f"data-{client}.npz.privacy" / "ledger.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def check(folder: FederationFolder) -> None:
+    """Everybody's epsilon is its own; the run went on without the third."""
+    plans = []
+    for client in TABLES:
+        (plan,) = [line for line in charges(folder, client) if line["kind"] == "plan"]
+        assert plan["epsilon"] <= [8.0, 3.0, 5.0][client]
+        answered = [line for line in charges(folder, client) if line["kind"] == "charge"]
+        assert len(answered) == sum(times for _, _, times in plan["rounds"])
+        plans.append(plan)
+    ((_, _, most),) = plans[2]["rounds"]
+    assert 1 <= most < 4, "the test needs a budget that ends in mid-run"
+    records = small.history(folder, "fedavg")
+    assert len(records) == 4
+    for record in records:
+        lost = {d["client"]: d["reason"] for d in record["dropped"]}
+        assert (2 in lost) == (record["round"] > most)
+        assert "privacy budget of this run is used up" in lost.get(
+            2, "used up: privacy budget of this run is used up"
+        )
+        assert record["mean_score"] is None, "a score has left"
+    (found,) = group([load(folder.run)])
+    said = [row[2].text for row in tables.spent(found).rows]
+    assert [text.split(",")[0] for text in said] == ["epsilon 8", "epsilon 3", "epsilon 5"]
+    assert "used up" in str(dropped(found).rows)
+
+
+def test_three_sites_with_three_budgets(tmp_path) -> None:
+    folder = small.make(tmp_path, methods=["fedavg"], cohort=1.0, rounds=4)
+    protect(folder)
+    sites = [Site(small.site_folder(folder, i)) for i in range(small.SITES)]
+    conduct(grid_of(sites), folder, Options(round_timeout=60.0))
+    check(folder)
+
+
+@pytest.mark.nightly
+def test_three_processes_and_one_that_is_killed(tmp_path) -> None:
+    """Killed in mid-run and started again, a site's ledger is what it was."""
+    with Running(tmp_path, methods=["fedavg"], cohort=1.0, rounds=4) as running:
+        protect(running.folder)
+        running.all()
+        until(running.are_here, "all sites are there")
+        running.run("--round-timeout", "240")
+        until(lambda: running.status().get("round", 0) >= 1, "a round is over")
+        running.kill("site-1")
+        before = charges(running.folder, 1)
+        running.site(1)
+        assert running.processes["run"].wait(600) == 0, running.said("run")
+        after = charges(running.folder, 1)
+        assert after[: len(before)] == before
+        check(running.folder)

@@ -1,0 +1,103 @@
+"""The gradient that is written out has the bits of autograd's."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pgfed.model.explicit import chain_of
+from pgfed.model.flat import Stepped
+from pgfed.model.kinds import Classes
+from pgfed.model.networks import MLP, make_task
+from pgfed.model.task import Task
+
+
+def by_autograd(task: Task) -> Task:
+    plain = copy.copy(task)
+    plain._chain = None
+    return plain
+
+
+def batch(n: int, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(n)
+    return torch.randn(n, *shape, generator=draw), torch.randint(classes, (n,), generator=draw)
+
+
+@pytest.mark.parametrize("model", ["mlp", "linear"])
+@pytest.mark.parametrize("part", ["all", "base", "head"])
+@pytest.mark.parametrize("n", [1, 2, 10, 37, 256])
+def test_the_bits_are_those_of_autograd(model: str, part: Stepped, n: int) -> None:
+    if (model, part) == ("linear", "base"):
+        pytest.skip("nothing but a head")
+    task = make_task(model, (1, 8, 8), 10, seed=3)
+    assert task._chain is not None
+    plain = by_autograd(task)
+    theta, before = task.initial(), torch.randn(task.d, generator=torch.Generator().manual_seed(1))
+    x, y = batch(n, (1, 8, 8), 10)
+    found, expected = before.clone(), before.clone()
+    loss = task.add_gradient(theta, x, y, found, part=part)
+    assert torch.equal(loss, plain.add_gradient(theta, x, y, expected, part=part))
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, before)
+
+
+def test_it_follows_a_vector_that_changes_in_place_and_another_one() -> None:
+    task = make_task("mlp", (6,), 3, seed=0)
+    plain, (x, y) = by_autograd(task), batch(10, (6,), 3)
+    for theta in (task.initial(), task.initial() * 2):
+        for _ in range(3):
+            assert torch.equal(task.gradient(theta, x, y), plain.gradient(theta, x, y))
+            theta.add_(0.1)
+
+
+def test_the_derivative_by_finite_differences() -> None:
+    task = make_task("mlp", (6,), 3, seed=0)
+    (x, y), theta = batch(10, (6,), 3), task.initial().double()
+    weights = [theta[e.start : e.stop].view(e.shape) for e in task._trained]
+
+    def loss() -> float:
+        hidden = (x.double() @ weights[0].T + weights[1]).clamp(min=0)
+        outputs = hidden @ weights[2].T + weights[3]
+        return float((outputs.logsumexp(1) - outputs[range(10), y]).mean())
+
+    found = task.gradient(task.initial(), x, y)
+    for i in range(0, task.d, 37):
+        theta[i] += 1e-6
+        up = loss()
+        theta[i] -= 2e-6
+        assert float(found[i]) == pytest.approx((up - loss()) / 2e-6, abs=1e-5)
+        theta[i] += 1e-6
+
+
+def test_only_what_is_exactly_this_chain_takes_the_short_way() -> None:
+    class Own(MLP):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * 2)
+
+    assert make_task(Own, (6,), 3, seed=0)._chain is None
+
+    def frozen(shape: tuple[int, ...], outputs: int) -> nn.Module:
+        model = MLP(shape, outputs)
+        model.fc1.requires_grad_(False)
+        return model
+
+    assert make_task(frozen, (6,), 3, seed=0)._chain is None
+    hooked = MLP((6,), 3)
+    task = make_task(lambda shape, outputs: hooked, (6,), 3, seed=0)
+    assert task._chain is not None
+    hooked.fc1.register_forward_hook(lambda *_: None)
+    assert chain_of(hooked, task._trained) is None
+
+
+def test_weights_of_classes_go_the_long_way() -> None:
+    weighed = Classes(["a", "b", "c"], weights=[1.0, 2.0, 3.0])
+    task = make_task("mlp", (6,), 3, seed=0, objective=weighed)
+    x, y = batch(10, (6,), 3)
+    by_hand = make_task("mlp", (6,), 3, seed=0)
+    theta = task.initial()
+    weights = torch.tensor([1.0, 2.0, 3.0])[y]
+    parts = [by_hand.gradient(theta, x[i : i + 1], y[i : i + 1]) * weights[i] for i in range(10)]
+    assert torch.allclose(task.gradient(theta, x, y), torch.stack(parts).mean(0), atol=1e-6)
