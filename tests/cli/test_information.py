@@ -19,13 +19,16 @@ Command = Callable[..., Done]
 
 def test_help_and_version_do_not_import_torch() -> None:
     code = (
-        "import sys, pgfed, pgfed.config.experiment\n"
+        "import sys, pgfed\n"
         "from pgfed.cli import main\n"
         "for word in ('--help', '--version'):\n"
         "    try:\n"
         "        main([word])\n"
         "    except SystemExit as ended:\n"
         "        assert not ended.code\n"
+        "slow = {'torch', 'numpy', 'sklearn', 'pydantic', 'rich'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
+        "import pgfed.config.experiment\n"
         "assert not {'torch', 'numpy', 'sklearn'} & set(sys.modules), 'slow imports'\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -16,6 +16,7 @@ import typer
 from pgfed.cli.data import register as register_data
 from pgfed.cli.federation import register as register_federation
 from pgfed.cli.methods import register as register_methods
+from pgfed.cli.options import Group
 from pgfed.cli.paper import register as register_paper
 from pgfed.cli.privacy import register as register_privacy
 from pgfed.cli.report import register as register_report
@@ -27,6 +28,7 @@ from pgfed.version import __version__
 
 app = typer.Typer(
     name="pgfed",
+    cls=Group,
     help="Personalized federated learning: one model per client, and what each client gained.",
     pretty_exceptions_enable=False,
 )

@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
-from pgfed.cli.options import AsJson, DataRoot, ExperimentFile, Figures, Settings, drawn
+from pgfed.cli.options import AsJson, DataRoot, ExperimentFile, Figures, Group, Settings, drawn
 
 
 def register(app: typer.Typer) -> None:
     app.command()(datasets)
     group = typer.Typer(
+        cls=Group,
         help="Fetch data sets, and look at how they are divided among clients.",
         no_args_is_help=True,
     )

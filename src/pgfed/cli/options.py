@@ -5,10 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
+import typer.core
 
 from pgfed import modules
 from pgfed.cli.completion import complete_run, complete_setting
+
+# Help is plain text: rich, with its Markdown, takes longer to import than all else that it needs.
+typer.core.HAS_RICH = False
+
+
+class Group(typer.core.TyperGroup):
+    """Commands whose list in the help says the whole first sentence of each."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        rows = [(name, one.get_short_help_str(limit=1_000)) for name, one in found]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
 
 ExperimentFile = Annotated[
     Path | None,

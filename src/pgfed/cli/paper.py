@@ -15,6 +15,7 @@ from pgfed.cli.options import (
     AllowModule,
     DataRoot,
     ExperimentFile,
+    Group,
     ModulePath,
     Quiet,
     Settings,
@@ -48,7 +49,7 @@ Smoke = Annotated[bool, typer.Option("--smoke", help="Small built-in data and a 
 
 def register(app: typer.Typer) -> None:
     study = typer.Typer(
-        help="The paper's experiments that are not plain runs.", no_args_is_help=True
+        cls=Group, help="The paper's experiments that are not plain runs.", no_args_is_help=True
     )
     study.command("explicit")(explicit)
     study.command("new-clients")(new_clients)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgfed.cli.options import DataRoot, ExperimentFile, Settings
+from pgfed.cli.options import DataRoot, ExperimentFile, Group, Settings
 from pgfed.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ SiteDir = Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(
-        help="Plan what privacy costs, and read a site's ledger.", no_args_is_help=True
+        cls=Group, help="Plan what privacy costs, and read a site's ledger.", no_args_is_help=True
     )
     group.command("plan")(plan)
     group.command("ledger")(ledger)

@@ -11,10 +11,13 @@ from typing import Annotated
 
 import typer
 
+from pgfed.cli.options import Group
 from pgfed.errors import UserError
 
 group = typer.Typer(
-    help="Run a real federation: a server and sites that keep their data.", no_args_is_help=True
+    cls=Group,
+    help="Run a real federation: a server and sites that keep their data.",
+    no_args_is_help=True,
 )
 
 LOG = 2_000_000  # bytes of a log file; ten are kept
