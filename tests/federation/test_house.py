@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
+import resource
 import secrets
 import shutil
 
@@ -238,6 +241,35 @@ def test_a_site_killed_while_it_writes_goes_on(made, recorded):
         file.write('{"when": "2026-')  # this answer has not left
     site = opened(made, recorded)
     greet(site)
+    assert [e["kind"] for e in record.read(recorded.path)][-2:] == ["personal", "hello"]
+
+
+def full(path, data):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("where", ["in the midst of a line", "before the head"])
+def test_a_full_disk_leaves_the_record_as_it_was(recorded, monkeypatch, where):
+    """Again and again, as a server asks; then there is room, and the site is started anew."""
+    own = record.Record(recorded.path)
+    entry = {"run": RUN, "kind": "hello", "keys": [], "bytes": 0, "norm": 0.0}
+    path = recorded.path / "record.jsonl"
+    before, limit = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for _ in range(3):
+        if where == "before the head":
+            monkeypatch.setattr(record, "write_atomic", full)
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limit[1]))
+        try:
+            with pytest.raises(OSError, match=r"No space left|File too large"):
+                own.add(**entry)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+            monkeypatch.undo()
+        assert path.read_bytes() == before
+    assert len(record.read(recorded.path)) == 4
+    own.add(**entry)
+    record.Record(recorded.path)  # a site that is started again reads it
     assert [e["kind"] for e in record.read(recorded.path)][-2:] == ["personal", "hello"]
 
 

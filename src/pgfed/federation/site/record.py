@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import time
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +90,20 @@ class Record:
             os.truncate(self._path, len(whole))
 
     def add(self, **entry: Any) -> None:
-        """On disk when this returns."""
+        """On disk when this returns; nothing of it is there if it fails, as on a full disk."""
         entry = {"when": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **entry}
         digest = _hash(self._last, entry)
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        with os.fdopen(handle, "a", encoding="utf-8") as file:
-            file.write(json.dumps({**entry, "hash": digest}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with os.fdopen(handle, "ab", buffering=0) as file:
+            whole = os.fstat(handle).st_size
+            try:
+                _write(file, f"{json.dumps({**entry, 'hash': digest})}\n".encode())
+                head = {"lines": self._n + 1, "hash": digest}
+                write_atomic(self._path.with_name(HEAD), json.dumps(head) + "\n")
+            except OSError:  # the answer does not leave
+                os.ftruncate(handle, whole)
+                raise
         self._n, self._last = self._n + 1, digest
-        head = {"lines": self._n, "hash": digest}
-        write_atomic(self._path.with_name(HEAD), json.dumps(head) + "\n")
         self._count(entry)
 
     def questions(self, **about: Any) -> set[str]:
@@ -109,6 +113,13 @@ class Record:
     def _count(self, entry: Entry) -> None:
         if "question" in entry:
             self._asked.setdefault(_place(entry), set()).add(entry["question"])
+
+
+def _write(file: FileIO, line: bytes) -> None:
+    """All of it, to the disk: on one that is nearly full a part may be written at first."""
+    while line:
+        line = line[file.write(line) :]
+    os.fsync(file.fileno())
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:
