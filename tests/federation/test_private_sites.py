@@ -12,6 +12,7 @@ from federation.running import Running, until
 from federation.test_ledger import private
 from pgfed.federation.folders.folder import FederationFolder
 from pgfed.federation.server.conduct import Options, conduct
+from pgfed.federation.site import record
 from pgfed.federation.site.answers import Site
 from pgfed.report.tables import privacy as tables
 from pgfed.report.tables.federation import dropped
@@ -44,17 +45,21 @@ def check(folder: FederationFolder) -> None:
         answered = [line for line in charges(folder, client) if line["kind"] == "charge"]
         assert len(answered) == sum(times for _, _, times in plan["rounds"])
         plans.append(plan)
+        left = [e for e in record.read(small.site_path(folder.path, client)) if "method" in e]
+        trained = [entry for entry in left if entry["kind"] == "train"]
+        assert len(trained) == len(answered)
+        assert {entry["epsilon"] for entry in trained} == {plan["epsilon"]}
     ((_, _, most),) = plans[2]["rounds"]
     assert 1 <= most < 4, "the test needs a budget that ends in mid-run"
     records = small.history(folder, "fedavg")
     assert len(records) == 4
-    for record in records:
-        lost = {d["client"]: d["reason"] for d in record["dropped"]}
-        assert (2 in lost) == (record["round"] > most)
+    for told in records:
+        lost = {d["client"]: d["reason"] for d in told["dropped"]}
+        assert (2 in lost) == (told["round"] > most)
         assert "privacy budget of this run is used up" in lost.get(
             2, "used up: privacy budget of this run is used up"
         )
-        assert record["mean_score"] is None, "a score has left"
+        assert told["mean_score"] is None, "a score has left"
     (found,) = group([load(folder.run)])
     said = [row[2].text for row in tables.spent(found).rows]
     assert [text.split(",")[0] for text in said] == ["epsilon 8", "epsilon 3", "epsilon 5"]
@@ -65,7 +70,7 @@ def test_three_sites_with_three_budgets(tmp_path) -> None:
     folder = small.make(tmp_path, methods=["fedavg"], cohort=1.0, rounds=4)
     protect(folder)
     sites = [Site(small.site_folder(folder, i)) for i in range(small.SITES)]
-    conduct(grid_of(sites), folder, Options(round_timeout=60.0))
+    conduct(grid_of(sites), folder, Options(round_timeout=600.0))
     check(folder)
 
 

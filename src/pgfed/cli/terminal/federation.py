@@ -85,9 +85,10 @@ def show_record(entries: list[dict[str, Any]]) -> None:
     for entry in entries:
         run, method = entry["run"][:8], entry.get("method")
         what = f"{method}, seed {entry['seed']}, round {entry['round']}" if method else ""
+        cost = f", epsilon of the run {entry['epsilon']:.3g}" if "epsilon" in entry else ""
         print(
             f"{entry['when']}  run {run}  {entry['kind']:8}  {what}  {size(entry['bytes'])}, norm "
-            f"{entry['norm']:.4g}: {', '.join(entry['keys'])}"
+            f"{entry['norm']:.4g}{cost}: {', '.join(entry['keys'])}"
         )
     last = entries[-1]["hash"] if entries else "none"
     print(f"{len(entries)} answers, none changed or missing; the last hash: {last}")

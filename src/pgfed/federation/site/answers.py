@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from flwr.app import RecordDict
-from torch import Tensor
 
 from pgfed.engine import personal
 from pgfed.engine.client import ClientError, ClientSide
@@ -28,14 +27,14 @@ from pgfed.engine.privacy import adapted
 from pgfed.engine.replies import Form, refusal
 from pgfed.engine.storage.durable import DamagedFile, write_atomic
 from pgfed.errors import UserError
-from pgfed.federation.flower.records import BadRecord, Head, field, pack, size, unpack
+from pgfed.federation.flower.records import BadRecord, Head, field, pack, unpack
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import load_private, sign_claim
 from pgfed.federation.folders.models import frozen_digests, make_model
 from pgfed.federation.site import arriving, keeping, private
 from pgfed.federation.site import data as sitedata
 from pgfed.federation.site.house import Refused, Seat, check_consent, facts_of, salted
-from pgfed.federation.site.record import Record
+from pgfed.federation.site.record import Record, left
 from pgfed.federation.site.states import States
 from pgfed.methods.contract import FederationInfo
 from pgfed.methods.registry import BASELINE
@@ -330,15 +329,12 @@ class Site:
         return {**about, "question": question}
 
     def _note(self, head: Head, reply: Head, results: Parts, question: dict[str, Any]) -> None:
-        """On record before it leaves."""
-        arrays = [v for part in results.values() for v in part.values() if isinstance(v, Tensor)]
-        squares = sum(float(torch.linalg.vector_norm(v.double())) ** 2 for v in arrays)
-        self._record.add(
-            **(question or {"run": head["run"], "kind": head["stage"]}),
-            keys=[*reply, *(f"{name}.{key}" for name, part in results.items() for key in part)],
-            bytes=size(pack({}, **results)),
-            norm=squares**0.5,
-        )
+        """On record before it leaves; under privacy with what all of the run costs."""
+        about = question or {"run": head["run"], "kind": head["stage"]}
+        if question and self._private is not None and self._protected(head):
+            planned = self._private.facts(head["run"], head["method"])
+            about |= {k: planned[k] for k in planned if k == "epsilon"}
+        self._record.add(**about, **left(reply, results))
 
     # -- doing it ------------------------------------------------------------------------------
 

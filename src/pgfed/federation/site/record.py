@@ -12,12 +12,18 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
+from pgfed.federation.flower.records import Head, pack, size
+from pgfed.methods.values import State
 
 FILE = "record.jsonl"
 HEAD = "record.head"
@@ -113,6 +119,17 @@ class Record:
     def _count(self, entry: Entry) -> None:
         if "question" in entry:
             self._asked.setdefault(_place(entry), set()).add(entry["question"])
+
+
+def left(reply: Head, results: Mapping[str, State]) -> Entry:
+    """What an answer holds: the names of all of it, bytes and length (norm) of its arrays."""
+    arrays = [v for part in results.values() for v in part.values() if isinstance(v, Tensor)]
+    squares = sum(float(torch.linalg.vector_norm(v.double())) ** 2 for v in arrays)
+    return {
+        "keys": [*reply, *(f"{name}.{key}" for name, part in results.items() for key in part)],
+        "bytes": size(pack({}, **results)),
+        "norm": squares**0.5,
+    }
 
 
 def _write(file: FileIO, line: bytes) -> None:
