@@ -34,6 +34,7 @@ EVERY = 20  # rounds between two faults
 WARM = 15.0  # seconds after which a process has what it needs
 SITES = range(small.SITES)
 AROUND = 100  # rounds at each end over which memory is compared
+FLAT = 5.0  # percent by which it may differ
 
 
 class Soak:
@@ -79,8 +80,10 @@ class Soak:
                     self._disturb(due)
                     due += self._every
                 time.sleep(0.5)
-            took = time.monotonic() - began
-            return self._outcome(took)
+            outcome = self._outcome(time.monotonic() - began)
+        for role, memory in outcome["memory_mb"].items():
+            assert abs(memory["percent"]) < FLAT, (role, memory)
+        return outcome
 
     def _outcome(self, took: float) -> dict[str, Any]:
         folder = self.federation.folder

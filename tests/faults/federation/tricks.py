@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flwr.app import Message, RecordDict
 
-from federation.flower_private import Node, PushMessagesRequest, message_to_proto
+from federation.flower_private import Node, ObjectTree, PushMessagesRequest, message_to_proto
 from federation.hostile import Hostile, Trick, growing_tree, half_sent, repeated_chunk, too_large
 from pgfed.federation.flower import private
 from pgfed.federation.flower.records import pack, unpack
@@ -49,6 +49,19 @@ def as_another_node(site: Hostile, message: Message, answer: RecordDict) -> None
     )
 
 
+def invented_children(site: Hostile, message: Message, answer: RecordDict) -> None:
+    """The array that all sites are sent, announced with children that it does not have."""
+    sent = {
+        tree.object_id for tree in private.iterate_object_tree(private.get_object_tree(message))
+    }
+    false = [
+        ObjectTree(object_id=name, children=[ObjectTree(object_id="e" * 64)])
+        for name in sorted(sent)
+    ]
+    tree = ObjectTree(object_id="f" * 64, children=false)
+    site.announce(Message(answer, reply_to=message), tree)
+
+
 def script(site: Hostile, message: Message, answer: RecordDict) -> None:
     """A reason for a page that people open."""
     head, _ = unpack(answer)
@@ -71,6 +84,7 @@ SITE: dict[int, tuple[str, str, str, Trick]] = {
     11: ("D9", "a model scaled by 1000", "allowed at most 50", changed(w=lambda w: 1000 * w)),
     12: ("D9", "10^8 samples", "is not a count between 1 and", changed(n=10**8)),
     13: ("held", "HTML for the report (which shows it as text)", SCRIPT, script),
+    14: ("N2", "others' arrays with made-up parts", "no reply within", invented_children),
 }
 
 # Run in the place of `pgfed`: a server that asks site 1 for what it should not.

@@ -1,0 +1,173 @@
+"""With which status the server refuses, and that a site outlives every one of them.
+
+Flower's own client ends, or stays there deaf, after a status that it does not expect: 503 is for
+what may be tried again, 401 for who is not admitted, 413 for what is sent and is too large.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from pgfed.federation.flower.guard import AT_ONCE, LIMITS, PUSHES, Guard, Visitor
+from pgfed.federation.flower.private import FLEET, KEY, SIGNATURE, STAMP, Unreadable
+from pgfed.federation.folders.keys import public_pem
+from pgfed.federation.site.process import Attendance
+
+KEY_OF_A_SITE = ec.generate_private_key(ec.SECP384R1())
+
+
+class Connection:
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def introduce(self) -> None:
+        pass
+
+    def drop(self) -> None:
+        self.ended.set_result(None)
+
+
+class Door:
+    """A guard with one site, and a place behind it where requests stay until told to go."""
+
+    def __init__(self) -> None:
+        public = KEY_OF_A_SITE.public_key()
+        self.visitor = Visitor(0, "site-00", 1, public)
+        self.open = asyncio.Event()
+        self.open.set()
+        told = {name: (lambda visitor: None) for name in ("alive", "arrives", "wants")}
+        self.guard = Guard(self.app, self.app, {public_pem(public): self.visitor}, **told)
+
+    async def app(self, scope, receive, send) -> None:
+        await self.open.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def status(self, kind: str, size: int = 0, key=KEY_OF_A_SITE) -> int:
+        stamp = datetime.now(UTC).isoformat()
+        signature = KEY_OF_A_SITE.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))
+        headers = {
+            KEY: base64.b64encode(public_pem(key.public_key())),
+            STAMP: stamp.encode(),
+            SIGNATURE: base64.b64encode(signature),
+            b"content-length": str(size).encode(),
+        }
+        scope = {"type": "http", "method": "POST", "path": f"{FLEET}{kind}"}
+        scope |= {"headers": list(headers.items()), "connection": Connection()}
+        found: list[int] = []
+
+        async def send(message) -> None:
+            found.extend([message["status"]] if "status" in message else [])
+
+        await self.guard(scope, None, send)
+        return found[0]
+
+
+def test_one_request_too_many_is_told_to_come_again():
+    async def look() -> list[int]:
+        door = Door()
+        door.open.clear()
+        asked = [
+            asyncio.ensure_future(door.status("send-node-heartbeat")) for _ in range(AT_ONCE + 1)
+        ]
+        while door.visitor.busy < AT_ONCE or not any(task.done() for task in asked):
+            await asyncio.sleep(0)
+        door.open.set()
+        return [await task for task in asked]
+
+    codes = asyncio.run(look())
+    assert sorted(codes) == [200] * AT_ONCE + [503]
+
+
+def test_the_older_of_two_requests_for_messages_is_told_to_come_again():
+    async def look() -> list[int]:
+        door = Door()
+        asked = []
+        for number in (1, 2):
+            asked.append(asyncio.ensure_future(door.status("pull-messages")))
+            while door.visitor.polls < number:
+                await asyncio.sleep(0)
+        door.visitor.bell.set()
+        return [await task for task in asked]
+
+    assert asyncio.run(look()) == [503, 200]
+
+
+def test_who_is_not_admitted_and_what_is_too_large():
+    async def look() -> dict[str, list[int]]:
+        door = Door()
+        stranger = ec.generate_private_key(ec.SECP384R1())
+        return {
+            kind: [
+                await door.status(kind, key=stranger),
+                await door.status(kind, size=most + 1),
+                await door.status(kind, size=most) if kind in PUSHES else 0,  # nothing was asked
+            ]
+            for kind, most in LIMITS.items()
+        }
+
+    for kind, codes in asyncio.run(look()).items():
+        assert codes == [401, 413, 413 if kind in PUSHES else 0], kind
+
+
+class Enough(Exception):
+    pass
+
+
+class Fleet:
+    """A connection on which everything fails once in each way, and then works."""
+
+    node = 1
+
+    def __init__(self, failures) -> None:
+        self.failures = list(failures)
+        self.came, self.gone = 0, False
+
+    def come(self) -> None:
+        self.came += 1
+
+    def receive(self, seconds: float):
+        if not self.failures:
+            raise Enough
+        raise self.failures.pop(0)
+
+    def live(self) -> None:
+        pass
+
+    def go(self) -> None:
+        self.gone = True
+
+
+def answered(status: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "https://server/v1/fleet/pull-messages")
+    response = httpx.Response(status, text=f"because {status}", request=request)
+    return httpx.HTTPStatusError("", request=request, response=response)
+
+
+def test_a_site_outlives_every_refusal(monkeypatch):
+    """It says why, once for each cause, and asks again; 401 makes it come anew."""
+    monkeypatch.setattr("pgfed.federation.site.process.AGAIN", (0.0, 0.0))
+    failures = [
+        *(answered(status) for status in (503, 503, 403, 413, 404, 500, 502, 401)),
+        httpx.ConnectError("no route"),
+        httpx.ReadTimeout("too late"),
+        Unreadable("cut short"),
+    ]
+    fleet, said = Fleet(failures), []
+    with pytest.raises(Enough):
+        Attendance(None, fleet, said.append).go_on()
+    assert not fleet.failures
+    assert (fleet.came, fleet.gone) == (2, True)
+    assert said.count("the server refuses (503): because 503") == 1
+    assert "the run ended meanwhile; its message is forgotten" in said
+    for status in (404, 413, 500, 502):
+        assert f"the server refuses ({status}): because {status}" in said
+    assert "the server cannot be reached (no route)" in said
+    assert "a message could not be received or sent: cut short" in said
+    assert said.count("connected") == 2
