@@ -55,7 +55,7 @@ def test_a_default_is_what_the_file_would_hold() -> None:
     ("asked", "names"),
     [
         ("train.lr", ["train.lr"]),
-        ("lr", ["train.lr"]),
+        ("lr", ["train.lr", "server.lr"]),
         ("kind", ["task.kind", "attack.kind"]),
         ("attack", ["attack.kind", "attack.share", "attack.strength"]),
         ("method.pgfed.mu", ["method.pgfed.mu"]),

@@ -181,7 +181,7 @@ def test_a_site_that_comes_later_has_splits_and_bad_files_too(tmp_path: Path):
     with pytest.raises(UserError, match=r"bad\.png.*--skip-bad"):
         matching.load(f"folder:{tmp_path}", None, **agreed)
     data = matching.load(f"folder:{tmp_path}", None, **agreed, skip_bad=True)
-    seat = build_seat(data, 0, 1, test_share=0.5, validation_share=0.0, seed=0)
+    seat = build_seat(data, 0, ["0"], test_share=0.5, validation_share=0.0, seed=0)
     assert seat.bounds.tolist() == [[0, 2, 4, 6]]
 
 

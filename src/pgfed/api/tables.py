@@ -134,7 +134,6 @@ class PrivacyTable(TypedDict, total=False):
     size: int | None
     size_test: int | None
     loss_scale: float | None
-    scores: Literal["withheld", "end"]
     personal: Literal["at-home", "private"]
     participations: int | None
     without: list[str]
