@@ -235,3 +235,11 @@ def test_a_methods_own_table_goes_before_personal():
     made, _ = personal(["pgfed", "mine"], personal=general, method=table)
     assert made["pgfed"].personal == PersonalConfig("none", 0.5)
     assert made["mine"].personal == PersonalConfig("none", 0.5)
+
+
+@pytest.mark.parametrize("text", ["a." * 20_000 + "a = 1", '["a"' + ' . "a"' * 100 + "]"])
+def test_a_key_without_end_is_refused_at_once(tmp_path: Path, text: str):
+    path = tmp_path / "experiment.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match="a key of more than 64 parts"):
+        load(path)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pgfed.config.schema import check, shown
 from pgfed.config.tables import BASE, DEFAULT_COHORT, Experiment
 from pgfed.data import READERS
+from pgfed.data.files import toml
 from pgfed.errors import NOTES, UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.modules import Allowed
@@ -81,7 +82,9 @@ def load(path: Path | None, overrides: Sequence[str] = (), *, smoke: bool = Fals
 
     ``smoke`` makes it small before that: the same methods and settings in about ten seconds.
     """
-    content: dict[str, Any] = {} if path is None else {"format": 1, **_read(path)}
+    content: dict[str, Any] = {}
+    if path is not None:
+        content = {"format": 1, **toml.read(path, MAX_FILE, "an experiment file")[0]}
     if path is not None and "name" not in content:
         content["name"] = _folder_name(path.stem)
     if smoke:
@@ -227,22 +230,6 @@ def _small(experiment: Experiment) -> dict[str, Any]:
     if experiment.model.name == "cnn":  # the images are too small for it
         del content["model"]["name"]
     return content
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(raw) > MAX_FILE:
-        raise UserError(f"{path}: larger than {MAX_FILE:,} bytes; not an experiment file")
-    try:
-        return tomllib.loads(raw.decode())
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not a text file (TOML is UTF-8)") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid TOML: {error}") from None
 
 
 def _apply(content: dict[str, Any], override: str) -> None:

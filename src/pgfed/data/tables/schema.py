@@ -7,12 +7,12 @@ client's training rows, and is kept beside the client's model.
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from pgfed.data.files import toml
 from pgfed.errors import UserError
 
 MAX_FILE = 10_000_000  # bytes; a file beyond this is not a schema
@@ -132,15 +132,5 @@ def _check(schema: Schema, where: str) -> None:
 
 def load(path: Path) -> tuple[Schema, str]:
     """The schema in a TOML file, and the SHA-256 of what it says."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise UserError(f"data.schema: {path}: cannot be read ({error.strerror})") from None
-    if len(raw) > MAX_FILE:
-        raise UserError(f"data.schema: {path}: larger than {MAX_FILE:,} bytes; not a schema")
-    try:
-        content = tomllib.loads(raw.decode())
-    except (ValueError, RecursionError) as error:  # also what is not UTF-8
-        raise UserError(f"data.schema: {path}: not valid TOML: {error}") from None
+    content, raw = toml.read(path, MAX_FILE, "a schema", "data.schema")
     return from_plain(content, f"data.schema: {path}"), hashlib.sha256(raw).hexdigest()
