@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import logging
 from collections.abc import Iterable
 
@@ -21,6 +22,20 @@ class OneLine(Exception):
 
 class UserError(OneLine):
     """A mistake in the input. The command line prints its one line and exits with 2."""
+
+
+class Unwritable(UserError):
+    """A file cannot be written."""
+
+    def __init__(self, path: object, error: OSError) -> None:
+        super().__init__(f"{path}: cannot be written ({error.strerror or error})")
+        self.errno = error.errno
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether there was no room on a disk: once there is, the same may go well."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return isinstance(error, Unwritable | OSError) and error.errno in full
 
 
 class Interrupted(OneLine):

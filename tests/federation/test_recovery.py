@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
+from itertools import count
 
 import pytest
 
 from federation import small
+from federation.local_grid import grid_of
 from federation.running import PGFED, Running, free_port, until
 from federation.small import assert_same_as_serial, history
-from pgfed.federation.server.process import serve
+from pgfed.cli.terminal.federation import look
+from pgfed.engine.storage import checkpoints
+from pgfed.federation.server.conduct import Options
+from pgfed.federation.server.process import Server, serve
+from pgfed.federation.site.answers import Site
 
 
 def status(federation: Running) -> tuple[int, dict]:
@@ -104,3 +111,32 @@ def test_server_and_site_end_when_told_to(tmp_path):
             assert federation.processes[name].wait(20) == 0, federation.said(name)
             assert "Traceback" not in federation.said(name)
         assert not federation.folder.socket.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_a_full_disk_at_the_server_is_waited_out(tmp_path, monkeypatch, caplog, number):
+    """Named, and gone on with by itself when there is room; another failure ends the run."""
+    folder = small.make(tmp_path, cohort=1.0)
+    server = Server(folder, lambda text: None)
+    server._grid = grid_of(Site(small.site_folder(folder, i)) for i in range(small.SITES))
+    written, pauses = count(), []
+    honest = checkpoints.write_atomic
+
+    def write(path, data):
+        if next(written) in (2, 3):  # in the second round, and when it is run again
+            raise OSError(number, os.strerror(number), str(path))
+        honest(path, data)
+
+    monkeypatch.setattr(checkpoints, "write_atomic", write)
+    monkeypatch.setattr(server._ending, "wait", lambda seconds: pauses.append(look(folder)["run"]))
+    server._link.begin()
+    server._conduct(Options(round_timeout=1.0, min_replies=3))
+    if number == errno.ENOSPC:
+        assert [(run["state"], run["round"]) for run in pauses] == [("interrupted", 2)] * 2
+        assert all("(No space left on device)" in run["error"] for run in pauses)
+        assert caplog.text.count("the run waits, disk full at the server") == 2
+        assert_same_as_serial(folder, "pgfed")
+    else:
+        assert not pauses
+        assert "the run ended: " in caplog.text
+    assert look(folder)["run"]["state"] == ("finished" if pauses else "failed")

@@ -14,7 +14,7 @@ from pgfed.engine.setup import Setup
 from pgfed.engine.storage.checkpoints import Checkpoints
 from pgfed.engine.storage.start import Start
 from pgfed.engine.storage.store import ClientStore
-from pgfed.errors import UserError
+from pgfed.errors import Unwritable
 from pgfed.methods.averaging import ServerOptimizer
 from pgfed.methods.randomness import answers
 
@@ -99,7 +99,7 @@ def run_method(
             observer.end(method, run)
     except OSError as error:
         where = error.filename or (checkpoints and checkpoints.folder)
-        raise UserError(f"{where}: cannot be written ({error.strerror or error})") from error
+        raise Unwritable(where, error) from error
     finally:
         if checkpoints is not None:
             checkpoints.settle()  # an interrupted run finishes the checkpoint that it is writing

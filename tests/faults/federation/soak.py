@@ -37,6 +37,14 @@ AROUND = 100  # rounds at each end over which memory is compared
 FLAT = 5.0  # percent by which it may differ
 
 
+def full_disk(pid: int, seconds: float = 5.0) -> None:
+    """As there: for a while every write of this process to a file fails."""
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
+    time.sleep(seconds)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
 class Soak:
     """One long run; ``say`` is told what happens."""
 
@@ -57,6 +65,7 @@ class Soak:
             "a site told to end": self._end_site,
             "a site cannot write for 5 s": self._stop_writing,
             "the server killed": self._kill_server,
+            "the server cannot write for 5 s": self._stop_the_servers_writing,
             "everything killed": self._kill_all,
             "a hundred silent connections": self._knock,
         }
@@ -153,12 +162,10 @@ class Soak:
         os.kill(pid, signal.SIGCONT)
 
     def _stop_writing(self) -> None:
-        """As on a full disk: every write to a file fails."""
-        pid = self.federation.processes[f"site-{self._one()}"].pid
-        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
-        time.sleep(5)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+        full_disk(self.federation.processes[f"site-{self._one()}"].pid)
+
+    def _stop_the_servers_writing(self) -> None:
+        full_disk(self.federation.processes["server"].pid)
 
     def _kill_server(self) -> None:
         self.federation.kill("server")

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from faults.federation import tricks
-from faults.federation.soak import Soak
+from faults.federation.soak import Soak, full_disk
 from federation import small, test_recovery, test_site, test_strangers
 from federation.hostile import Hostile
 from federation.running import PGFED, Running, until
@@ -85,6 +85,9 @@ def test_what_ends_in_the_same_bits(tmp_path, row):
         _goes_on(running)
         happened.append(("also", "a site that cannot write (full disk)"))
         _full_disk(running, row)
+        happened.append(("also", "the server cannot write (full disk)"))
+        full_disk(running.processes["server"].pid)
+        _goes_on(running)
         _changed_data(running, tmp_path, row)
         _lost_state(running, row)
         _second_start(running, row)

@@ -40,6 +40,8 @@ def look(folder: FederationFolder) -> dict[str, Any]:
             run["state"] = "interrupted"
         if run["state"] != "finished":
             wrong.append(f"the run is {run['state']}: {run['error'] or 'go on with --resume'}")
+    elif run is not None and run["error"]:  # it goes on by itself when that is mended
+        wrong.append(f"the run waits: {run['error']}")
     if server is not None:
         wrong += [_absence(site) for site in server["sites"] if not _is_here(site)]
         if run is not None and server["running"]:

@@ -23,7 +23,7 @@ from pgfed.engine.runs import run_method
 from pgfed.engine.setup import Setup
 from pgfed.engine.storage.checkpoints import Checkpoints
 from pgfed.engine.storage.durable import write_atomic
-from pgfed.errors import UserError
+from pgfed.errors import UserError, is_full
 from pgfed.federation.flower.grid import Stopped
 from pgfed.federation.flower.records import Grid
 from pgfed.federation.folders.folder import RUN_FILE, FederationFolder, digest, load_experiment
@@ -106,7 +106,8 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
         except BaseException as error:
             expected = isinstance(error, UserError | QuorumError | Stopped)
             reason = str(error) if expected else f"{type(error).__name__}: {error}"
-            status.write(state="failed", error=reason)
+            state = "interrupted" if is_full(error) else "failed"
+            status.write(state=state, error=reason)
             raise
         note(folder.run, finished=True)
         status.write(state="finished")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import signal
 import ssl
@@ -20,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict
 from typing import Any
 
-from pgfed.errors import UserError
+from pgfed.errors import Unwritable, UserError, is_full
 from pgfed.federation.flower.gate import Gate
 from pgfed.federation.flower.grid import LinkGrid, Stopped
 from pgfed.federation.flower.guard import Guard, Visitor
@@ -34,6 +33,7 @@ from pgfed.federation.server.lobby import Lobby
 from pgfed.federation.server.status import FILE
 
 KEEP = 20.0  # seconds between two signs to Flower that the run goes on
+AGAIN = 10.0  # seconds until a run is gone on with for which there was no room on the disk
 STOPPING = 10.0  # seconds that a run has to end when the server is stopped
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Server:
         self._admit({})
         self._over: Callable[[], None] = lambda: None
         self._run: threading.Thread | None = None
+        self._ending = threading.Event()
         self._began = time.time()
 
     async def serve(self, resume: bool) -> None:
@@ -116,16 +117,30 @@ class Server:
 
     def _conduct(self, options: Options) -> None:
         try:
-            conduct(self._grid, self._folder, options)
-        except (UserError, QuorumError, Stopped) as error:
+            while not self._conducted(options):
+                options = unfinished(self._folder) or options
+        except (UserError, QuorumError, Stopped, OSError) as error:
             log.error("the run ended: %s", error)
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            log.error("the run ended: %s%s", "disk full at the server: " if full else "", error)
         except Exception:
             log.exception("the run failed")
         finally:
             self._link.end()
+
+    def _conducted(self, options: Options) -> bool:
+        """Whether the run came to its end; False where the server's disk is full, after a pause.
+
+        Somebody makes room, sooner or later: the run then goes on by itself.
+        """
+        try:
+            conduct(self._grid, self._folder, options)
+        except (Unwritable, OSError) as error:
+            if not is_full(error):
+                raise
+            log.error("the run waits, disk full at the server: %s", error)
+            if self._ending.wait(AGAIN):
+                raise Stopped("the server was stopped") from None
+            return False
+        return True
 
     async def _keep(self) -> None:
         while True:
@@ -135,6 +150,7 @@ class Server:
     async def _stop(self) -> None:
         """What counts is on disk: a run that does not end in time is left behind."""
         self._grid.stop()
+        self._ending.set()
         if self._run is not None:
             await asyncio.to_thread(self._run.join, STOPPING)
 

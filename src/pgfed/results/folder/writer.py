@@ -27,7 +27,7 @@ from pgfed.engine.setup import Setup
 from pgfed.engine.storage.checkpoints import Checkpoints
 from pgfed.engine.storage.durable import FolderLock, write_atomic
 from pgfed.engine.storage.start import Start
-from pgfed.errors import UserError
+from pgfed.errors import Unwritable, UserError
 from pgfed.methods import registry as algorithms
 from pgfed.results.folder import layout
 from pgfed.results.folder.evidence import read_evidence, read_metrics
@@ -392,8 +392,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = error.filename or path
-        raise UserError(f"{where}: cannot be written ({error.strerror or error})") from None
+        raise Unwritable(error.filename or path, error) from None
 
 
 def _as_read(run: SeedRun, file: Path) -> SeedRun:
