@@ -8,6 +8,7 @@ from pgfed.config.tables import Server
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Backend
 from pgfed.engine.callbacks import Observer, Record
+from pgfed.engine.compression import make_compression
 from pgfed.engine.robust import make_mean
 from pgfed.engine.rounds import Run
 from pgfed.engine.setup import Setup
@@ -136,6 +137,7 @@ def _make_run(
         ),
         start=start,
         protection=setup.protection(method, seed),
+        compression=make_compression(engine.compression, engine.top_k),
     )
 
 
