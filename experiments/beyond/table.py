@@ -20,7 +20,6 @@ from pgfed.results.formats import bracketed, score, size
 from pgfed.results.runs import RunData, SeedRun
 from pgfed.results.statistics import Floats, Paired, rounds_to
 
-
 Runs = dict[str, dict[int, SeedRun]]  # method -> seed -> run
 
 

@@ -186,7 +186,7 @@ def test_the_server_has_what_the_clients_started_from() -> None:
     """With nobody there, a round changes the server's model by what was not said, and the next
     one makes up for it: nothing wanders off."""
     away: Any = lambda t, i: True  # noqa: E731
-    with started(make(get("fedavg"), {}), compression=INT8, lose=away, rounds=60) as run:
+    with started(make(get("fedavg"), {}), compression=INT8, away=away, rounds=60) as run:
         start = run.server["w"].clone()
         heard = []
         while not run.finished:

@@ -40,7 +40,8 @@ from pgfed.methods.values import Kind, Message, State, Update
 BLOCK = 128  # entries with a common scale
 STEPS = 127  # from zero to the largest of them
 UNSAID = "compression."  # before a key of a client's state: what its last updates left unsaid
-_CODED: tuple[Kind, ...] = ("model", "step", "gradient")
+_MODELS: tuple[Kind, ...] = ("model", "own")
+_CODED: tuple[Kind, ...] = (*_MODELS, "step", "gradient")
 
 
 class Damaged(OneLine):
@@ -114,7 +115,7 @@ class Compression:
 
     def codes(self, key: str, kind: Kind, message: Message) -> bool:
         """Whether this entry of an update is encoded, in answer to this message."""
-        return kind in _CODED and (self.kind == "int8" or kind != "model" or key in message)
+        return kind in _CODED and (self.kind == "int8" or kind not in _MODELS or key in message)
 
     def said(
         self,
@@ -132,7 +133,7 @@ class Compression:
                 continue
             values = sent.pop(key)
             trained = form.trained(len(values))
-            if kind == "model" and key in message:
+            if kind in _MODELS and key in message:
                 values = values - message[key]
             owed = values.clone()
             if UNSAID + key in unsaid:
@@ -156,7 +157,7 @@ class Compression:
             values = self.decoded(key, update, form.trained(size), size)
             if key in update:
                 raise Damaged(f"{key}: comes twice")
-            twin = message.get(key) if kind == "model" else None
+            twin = message.get(key) if kind in _MODELS else None
             update[key] = values if twin is None else values + twin
         return update
 

@@ -39,8 +39,8 @@ class Run:
 
     ``max_update_norm``: replies whose gradient, or step from the model that was sent, is longer are
     dropped. ``attack``: some clients simulate one; all means are then over the honest clients.
-    ``start``: the server and the clients begin with the models of an earlier run. ``protection``:
-    clients' gradients and sums are noisy.
+    ``lose``: whose reply to a round gets lost; ``away``: who is not even reached. ``start``: server
+    and clients begin with an earlier run's models. ``protection``: clients' gradients are noisy.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class Run:
         mean: Mean | None = None,
         max_update_norm: float | None = None,
         optimizer: ServerOptimizer | None = None,
-        lose: Callable[[int, int], bool] | None = None,
+        lose: Callable[[int, int], bool] = lambda round, client: False,
+        away: Callable[[int, int], bool] = lambda round, client: False,
         attack: Attack | None = None,
         store: ClientStore | None = None,
         start: Start | None = None,
@@ -78,7 +79,7 @@ class Run:
         self.info = FederationInfo(len(federation), cohort, self.task.layout)
         self._mean = mean or Mean()
         self._max_update_norm = max_update_norm
-        self._lose = lose
+        self._lose, self._away = lose, away
         self.attackers = attack.attackers(seed, len(federation)) if attack else frozenset()
         self._honest = ~np.isin(np.arange(len(federation)), sorted(self.attackers))
 
@@ -118,8 +119,7 @@ class Run:
         self.loss = np.full(n, np.nan)
         self.validation_score = np.full(n, np.nan)
         self._unscored = np.ones(n, dtype=np.bool_)
-        self.best_round = 0
-        self.best_score = 0.0
+        self.best_round, self.best_score = 0, 0.0
         self.best_score_per_client = np.full(n, np.nan)
         self.last_scores = np.empty((0, n))  # of the last ten rounds, a row each
 
@@ -146,7 +146,7 @@ class Run:
         self.server = going.server
         common, own = divided(going.sent)
         started = time.perf_counter()
-        asked = [i for i in cohort if self._lose is None or not self._lose(t, i)]
+        asked = [i for i in cohort if not self._away(t, i)]
         given = self.backend.map("train", t, asked, common, lambda i: (self._known(i), own[i]))
         results, refused = collect(given, asked, t)
         train_seconds = time.perf_counter() - started
@@ -226,7 +226,7 @@ class Run:
         states: dict[int, State] = {}
         for i, message in going.messages.items():
             traffic.down(going.sent[i])
-            if i not in results:
+            if i not in results or self._lose(self.round + 1, i):
                 dropped.append({"client": i, "reason": refused.get(i, "no reply")})
                 continue
             state, sent, _ = results[i]
