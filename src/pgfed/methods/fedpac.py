@@ -108,11 +108,13 @@ class FedPAC(Algorithm):
         ids, heads = mean.each(updates, "head")
         _, means = mean.each(updates, "prototypes")
         _, spread = mean.each(updates, "spread")
-        counts = torch.stack([updates[i]["counts"] for i in ids]).clamp(min=0)
+        _, counts = mean.each(updates, "counts")
+        _, scatter = mean.each(updates, "variance")
+        counts = counts.clamp(min=0)
         total = counts.sum(0)
         prototypes = (counts[..., None] * means).sum(0) / total.clamp(min=1)[:, None]
         combined = dict(zip(server["ids"].tolist(), server["heads"], strict=True))
-        variance = np.array([max(0.0, updates[i]["variance"]) for i in ids])
+        variance = scatter.clamp(min=0).double().cpu().numpy()
         flat = spread.flatten(1).double().cpu().numpy()
         for place, i in enumerate(ids):
             omega = combination(flat, variance, place) if self.combine else np.eye(len(ids))[place]
