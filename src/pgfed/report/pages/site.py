@@ -96,7 +96,7 @@ def table(rows: Sequence[Row], metric: Metric) -> Table:
 
     columns: list[Column[Row]] = [
         Column("method", "Method", "", lambda r: Cell(str(r["method"]))),
-        Column("statement", "Federating", "What this site's test samples say",
+        Column("statement", "Gained?", "What this site's test samples say",
                lambda r: word(SAID.get(str(r.get("clearly") or ""), "not known"))),
         Column("gain", "Gain", "Over training alone",
                lambda r: gained(_float(r, "gain"), metric)),
