@@ -21,19 +21,22 @@ import numpy as np
 import pgfed
 
 limit, times, folder = int(sys.argv[1]) << 20, int(sys.argv[2]), Path(sys.argv[3])
-options = dict(methods=["fedavg"], rounds=1, epochs=1, backend="serial", batch_size=100)
-pgfed.run("digits", clients=4, **options)  # whatever is loaded on use is loaded
+options = dict(
+    methods=["fedavg"], rounds=1, model="mlp",
+    train={"epochs": 1, "batch_size": 100}, engine={"backend": "serial"},
+)
+pgfed.run(data={"dataset": "digits", "clients": 4}, **options)  # what is loaded on use is loaded
 
 def status(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(key + ":")).split()[1]) << 10
 
-shape = (3, 64, 64)
+shape = (3, 32, 32)
 n = -(-limit * times // int(np.prod(shape)))
 x = np.lib.format.open_memmap(folder / "x.npy", mode="w+", dtype=np.uint8, shape=(n, *shape))
 rng = np.random.default_rng(0)
-for start in range(0, n, 1000):
-    x[start:start + 1000] = rng.integers(0, 256, x[start:start + 1000].shape, dtype=np.uint8)
+for start in range(0, n, 4000):
+    x[start:start + 4000] = rng.integers(0, 256, x[start:start + 4000].shape, dtype=np.uint8)
 x = np.load(folder / "x.npy", mmap_mode="r")
 y = np.arange(n) % 10
 before = status("VmData")
@@ -41,7 +44,7 @@ hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
 resource.setrlimit(resource.RLIMIT_DATA, (before + limit, hard))
 if sys.argv[4] == "copied":
     x = np.array(x)
-result = pgfed.run((x, y, y), model="mlp", **options)
+result = pgfed.run(datasets={"even": (x[::2], y[::2]), "odd": (x[1::2], y[1::2])}, **options)
 print(x.nbytes >> 20, status("VmData") - before >> 20, result.summary[0]["rounds"])
 """
 

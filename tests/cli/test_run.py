@@ -97,6 +97,22 @@ def test_dry_run_says_what_would_run_and_writes_nothing(pgfed: Command, tmp_path
     assert tree(tmp_path) == set()
 
 
+def test_dry_run_says_what_travels(pgfed: Command) -> None:
+    """A step is as long as the model; all data in one place sends nothing."""
+    done = pgfed("run", "--dry-run", *SMALL, "--methods", "fedavg,mr-mtl,fedper,pooled")
+    (line,) = [line for line in done.out.splitlines() if line.startswith("The model: ")]
+    assert "9,610 sent each way (38.4 kB) and 0 kept at home by fedavg, mr-mtl; " in line
+    assert "8,320 sent each way (33.3 kB) and 1,290 kept at home by fedper; " in line
+    assert "0 sent each way (0 B) and 9,610 kept at home by pooled" in line
+
+
+def test_data_in_the_place_of_an_experiment_file(pgfed: Command) -> None:
+    for words in (("run",), ("data", "show")):
+        done = pgfed(*words, "csv:banks")
+        assert done.code == 2
+        assert done.line.endswith("an experiment file, or --set data.dataset=csv:banks")
+
+
 def test_the_resolved_experiment_repeats_the_run(pgfed: Command, tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", **blobs(200))
     changed = ["--set", "data.dataset=npz:own.npz", "--set", "method.pgfed.mu=0.05"]

@@ -138,6 +138,33 @@ def _of_a_table(text: str) -> bool:
     )
 
 
+def test_the_median_stands_beside_a_mean_that_one_client_can_own(
+    ran: tuple[str, Path, str],
+) -> None:
+    kind, folder, printed = ran
+    head, _, fedavg, *_ = (re.split(r" {2,}", line) for line in printed.splitlines())
+    assert ("median client" in head) == (kind == "regression")
+    if kind == "regression":
+        median = np.median(column(folder, "fedavg", "final"))
+        assert fedavg[head.index("median client")] == f"{median:.3f}".replace("-", "−")
+        assert f"{median:.3f}".replace("-", "−") in words(folder / "report.html")
+
+
+def test_the_positive_class_may_be_a_number(pgfed: Command, tmp_path: Path) -> None:
+    y = (arrays("binary")["y"] == "sick").astype(np.int64)
+    write(tmp_path, "binary", y=y)
+    aucs = []
+    for positive in (0, 1):
+        done = pgfed(
+            "run", "exp.toml", "--set", f"task.positive={positive}", "--out", f"r{positive}",
+            *("--set", "engine.backend=serial", "--methods", "local"),
+        )  # fmt: skip
+        assert done.code == 0, done.err
+        assert f'positive = "{positive}"' in Path(f"r{positive}/experiment.toml").read_text()
+        aucs.append(column(Path(f"r{positive}"), "local", "average-precision"))
+    assert aucs[0] != aucs[1]
+
+
 def test_gains_are_differences_of_scores(ran: tuple[str, Path, str]) -> None:
     _, folder, _ = ran
     for method in METHODS:

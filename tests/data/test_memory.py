@@ -56,6 +56,14 @@ def test_one_data_set_per_site(make: Any):
     assert result.summary[0]["final_score"] == expected.summary[0]["final_score"]
 
 
+def test_sites_may_hold_names_in_arrays_and_in_pairs():
+    x, numbers = arrays()
+    y = np.array(["low", "middle", "high"])[numbers]
+    made = {"north": (x, y), "south": list(zip(x, y, strict=True))}
+    result = small_runs.run(datasets=made, **SMALL)
+    assert result.federation.class_names == ("high", "low", "middle")
+
+
 def test_a_torch_data_set_is_copied_to_a_file():
     made = sites(lambda x, y: TensorDataset(torch.from_numpy(x), torch.from_numpy(y)))
     assert in_a_file(small_runs.run(datasets=made, **SMALL).federation)

@@ -18,7 +18,7 @@ from pgfed.data import datasets
 from pgfed.data.dataset import Options
 from pgfed.data.federation import build
 from pgfed.data.own import load
-from pgfed.data.tables.proposal import propose
+from pgfed.data.tables.proposal import Proposal, propose
 from pgfed.data.tables.reading import Bad, frame, frames
 from pgfed.data.tables.schema import Schema, from_plain
 from pgfed.errors import UserError
@@ -244,6 +244,60 @@ def test_a_proposal_takes_what_it_is_told(tmp_path: Path):
     )
     with pytest.raises(UserError, match="target: found 'z'; allowed: hospital, x, y"):
         propose({tmp_path / "t.csv": table}, ["z"])
+
+
+def proposed(columns: dict[str, object], target: str) -> Proposal:
+    return propose({Path("t.csv"): pd.DataFrame(columns)}, [target])
+
+
+def test_columns_of_numbers_without_repeats_are_no_leaks_of_a_number():
+    """Each row has its own temperature and its own yield: that alone says nothing."""
+    rng = np.random.default_rng(0)
+    heat, made = rng.normal(20, 5, 60), rng.normal(500, 30, 60)
+    columns = {"heat": heat, "dollars": made, "euros": 0.9 * made - 5, "log": np.log(made)}
+    found = proposed(columns, "dollars")
+    assert list(found.schema.numeric) == ["heat", "log"]
+    assert found.warnings == [
+        "euros equals the target dollars (a leak): dropped",
+        "log alone tells every dollars: known only afterwards?",
+    ]
+    assert 'task.kind = "regression"' in found.text()
+    assert '"euros",  # equals the target dollars (a leak)' in found.text()
+    assert schema(found.text()) == found.schema
+
+
+def test_names_that_each_belong_to_one_class_are_told():
+    """A code that is given at discharge is known only afterwards."""
+    rng = np.random.default_rng(0)
+    died = rng.random(80) < 0.4
+    code = np.where(died, rng.choice(["X1", "X2"], 80), rng.choice(["Z1", "Z2"], 80))
+    ward = rng.choice(["A", "B", "C"], 80)
+    found = proposed({"code": code, "ward": ward, "death": died}, "death")
+    assert found.warnings == ["code alone tells every death: known only afterwards?"]
+    assert list(found.schema.categorical) == ["code", "ward"]
+    assert (found.schema.classes, found.schema.positive) == (["False", "True"], "True")
+
+
+def test_booleans_are_numbers_in_a_proposal():
+    flags = pd.Series([True, False, None] * 10, dtype="boolean")
+    found = proposed({"flag": flags, "y": ["a", "b", "a", "a", "b", "b"] * 5}, "y")
+    assert list(found.schema.numeric) == ["flag"]
+    assert "0 to 1, 10 of 30 missing" in found.text()
+
+
+def test_many_whole_numbers_are_not_taken_for_classes(banks: Path):
+    """A price in whole dollars would otherwise be one class for each price."""
+    text = 'target = "id"\n[numeric]\namount = {}'
+    with pytest.raises(UserError, match=r"id has 120 different numbers; task.kind = "):
+        load("csv:banks", None, Options(schema=schema(text)))
+    listed = schema(f"classes = {list(range(3000))}\n{text}")
+    assert load("csv:banks", None, Options(schema=listed)).class_names[:2] == ("0", "1")
+
+
+def test_classes_may_be_written_as_numbers():
+    plain = schema('target = "y"\nclasses = [0, 1]\npositive = 1\n[categorical]\nflag = [true, 2]')
+    assert (plain.classes, plain.positive) == (["0", "1"], "1")
+    assert plain.categorical == {"flag": ["True", "2"]}
 
 
 EXPERIMENT = """

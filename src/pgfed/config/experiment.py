@@ -83,6 +83,10 @@ def load(path: Path | None, overrides: Sequence[str] = (), *, smoke: bool = Fals
     ``smoke`` makes it small before that: the same methods and settings in about ten seconds.
     """
     content: dict[str, Any] = {}
+    if path is not None and str(path).partition(":")[0] in READERS and not path.exists():
+        raise UserError(
+            f"{path}: found data; allowed: an experiment file, or --set data.dataset={path}"
+        )
     if path is not None:
         content = {"format": 1, **toml.read(path, MAX_FILE, "an experiment file")[0]}
     if path is not None and "name" not in content:

@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pgfed.config.privacy import Privacy
 from pgfed.config.schema import shown
 from pgfed.data import OWN
+from pgfed.data.tables.schema import Name
 from pgfed.errors import UserError, unknown
 from pgfed.methods import registry as algorithms
 from pgfed.methods.settings import PersonalConfig, TrainConfig
@@ -102,7 +103,7 @@ class Task:
         list[str] | None, "also scored of the kept models, per client; a set by default"
     ] = None
     positive: Annotated[
-        str | None, "of a binary task the class that is looked for; the last when sorted"
+        Name | None, "of a binary task the class that is looked for; the last when sorted"
     ] = None
     class_weights: Annotated[
         Literal["none", "balanced"] | list[float],
@@ -165,11 +166,6 @@ class Engine:
     availability: Annotated[
         float, Gt(0), Le(1), "share of the drawn clients that answer; the others are away"
     ] = 1.0
-    compression: Annotated[
-        Literal["none", "int8", "top-k"],
-        "of what travels in training: a byte per value both ways, or the largest values up",
-    ] = "none"
-    top_k: Annotated[float, Gt(0), Le(1), "share of a vector's values that top-k sends"] = 0.05
     attackers: Annotated[
         float, Gt(0), Lt(0.5), "the share that trimmed-mean and krum reckon with"
     ] = 0.2

@@ -89,7 +89,7 @@ def _arrays(name: str, value: Any) -> tuple[NDArray[Any], NDArray[Any]]:
                 f"datasets: {name}: sample {i} has shapes {xi.shape} and {yi.shape}; allowed: "
                 f"those of the first, {x0.shape} and {y0.shape}"
             )
-        x[i], y[i] = xi, yi
+        x[i], y[i] = xi, yi.tolist() if y.dtype == object else yi
     return x, y
 
 
@@ -119,6 +119,8 @@ def _plain(kind: np.dtype[Any]) -> np.dtype[Any]:
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     """One after the other; on disk if any of them is."""
+    if any(part.dtype.kind == "O" for part in parts):  # names, collected one by one
+        parts = [part.astype(object) for part in parts]
     if len({(part.shape[1:], part.dtype.kind) for part in parts}) > 1:
         found = ", ".join(sorted({f"{part.shape[1:]} {part.dtype}" for part in parts}))
         raise UserError(f"datasets: sites differ in shape or type: {found}; allowed: one")

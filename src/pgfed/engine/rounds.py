@@ -18,9 +18,16 @@ from pgfed.engine import personal
 from pgfed.engine.attacks import Attack
 from pgfed.engine.backends.base import Backend
 from pgfed.engine.client import ClientSide, on_device, one_thread
-from pgfed.engine.compression import Compression, Damaged, Outbox, Outgoing
 from pgfed.engine.privacy import Protection
-from pgfed.engine.replies import Traffic, collect, divided, payload_bytes, refusal, score_refusal
+from pgfed.engine.replies import (
+    Form,
+    Traffic,
+    collect,
+    divided,
+    payload_bytes,
+    refusal,
+    score_refusal,
+)
 from pgfed.engine.robust import defended
 from pgfed.engine.storage.start import Start
 from pgfed.engine.storage.store import ClientStore
@@ -39,8 +46,8 @@ class Run:
 
     ``max_update_norm``: replies whose gradient, or step from the model that was sent, is longer are
     dropped. ``attack``: some clients simulate one; all means are then over the honest clients.
-    ``lose``: whose reply to a round gets lost; ``away``: who is not even reached. ``start``: server
-    and clients begin with an earlier run's models. ``protection``: clients' gradients are noisy.
+    ``start``: the server and the clients begin with the models of an earlier run. ``protection``:
+    clients' gradients and sums are noisy.
     """
 
     def __init__(
@@ -56,13 +63,11 @@ class Run:
         mean: Mean | None = None,
         max_update_norm: float | None = None,
         optimizer: ServerOptimizer | None = None,
-        lose: Callable[[int, int], bool] = lambda round, client: False,
-        away: Callable[[int, int], bool] = lambda round, client: False,
+        lose: Callable[[int, int], bool] | None = None,
         attack: Attack | None = None,
         store: ClientStore | None = None,
         start: Start | None = None,
         protection: Protection | None = None,
-        compression: Compression | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.federation = backend.federation
@@ -77,9 +82,10 @@ class Run:
         if algorithm.course != "rounds":
             cohort = len(federation) if algorithm.course == "once" else 1
         self.info = FederationInfo(len(federation), cohort, self.task.layout)
+        self._form = Form(self.task.layout, algorithm.shared, self.task.outputs, self.task.width)
         self._mean = mean or Mean()
         self._max_update_norm = max_update_norm
-        self._lose, self._away = lose, away
+        self._lose = lose
         self.attackers = attack.attackers(seed, len(federation)) if attack else frozenset()
         self._honest = ~np.isin(np.arange(len(federation)), sorted(self.attackers))
 
@@ -96,9 +102,7 @@ class Run:
             attack,
             self.attackers,
             protection,
-            compression,
         )
-        self._outbox = Outbox(compression, self._side.form)
         backend.begin(self._side)
         self.round = 0
         known = replace(
@@ -119,7 +123,8 @@ class Run:
         self.loss = np.full(n, np.nan)
         self.validation_score = np.full(n, np.nan)
         self._unscored = np.ones(n, dtype=np.bool_)
-        self.best_round, self.best_score = 0, 0.0
+        self.best_round = 0
+        self.best_score = 0.0
         self.best_score_per_client = np.full(n, np.nan)
         self.last_scores = np.empty((0, n))  # of the last ten rounds, a row each
 
@@ -140,21 +145,20 @@ class Run:
         cohort = self._cohort(t)
         rng = ServerRng(self.seed, t)
         algorithm = self.algorithm.at(t, self.rounds)
-        going = self._outbox.send(
-            self.server, lambda s: self._told.asked(algorithm.messages(s, cohort, rng)), rng
-        )
-        self.server = going.server
-        common, own = divided(going.sent)
+        messages = self._told.asked(algorithm.messages(self.server, cohort, rng))
+        common, own = divided(messages)
         started = time.perf_counter()
-        asked = [i for i in cohort if not self._away(t, i)]
+        asked = [i for i in cohort if self._lose is None or not self._lose(t, i)]
         given = self.backend.map("train", t, asked, common, lambda i: (self._known(i), own[i]))
         results, refused = collect(given, asked, t)
         train_seconds = time.perf_counter() - started
+
         traffic = Traffic(counts=self.algorithm.course != "pooled")
         dropped = [{"client": i, "reason": refused[i]} for i in refused if i not in cohort]
-        updates, states = self._accepted(going, results, refused, traffic, dropped)
+        updates, states = self._accepted(t, messages, results, refused, traffic, dropped)
         new = algorithm.aggregate(self.server, updates, self._mean, rng)
         self.server = self._optimizer.stepped(self.server, new) if self._optimizer else new
+        left_out = self._mean.left_out(updates)
         # Only now do the clients' new states count: a reply that was dropped leaves the old one.
         for i, state in states.items():
             self.store.put(i, t, state)
@@ -177,7 +181,7 @@ class Run:
             **traffic.record(),
             "bytes_eval": scores.get("bytes_eval", 0),
             "dropped": dropped,
-            "left_out": self._mean.left_out(updates),
+            "left_out": left_out,
             "samples": samples,
             "train_seconds": train_seconds,
             "client_seconds": {i: results[i][2]["seconds"] for i in sorted(results)},
@@ -188,15 +192,12 @@ class Run:
         """Every client trains once more from the final global model; samples stepped over."""
         t, clients = self.rounds + 1, list(range(self.info.clients))
         algorithm = self.algorithm.at(self.rounds, self.rounds)
-        rng = ServerRng(self.seed, t)
-        going = self._outbox.send(
-            self.server, lambda s: algorithm.messages(s, clients, rng), rng, last=True
-        )
-        common, own = divided(going.sent)
+        messages = algorithm.messages(self.server, clients, ServerRng(self.seed, t))
+        common, own = divided(messages)
         asked = self.backend.map("refresh", t, clients, common, lambda i: (self._known(i), own[i]))
         results, refused = collect(asked, clients, t)
         for i in clients:
-            traffic.down(going.sent[i])
+            traffic.down(messages[i])
             if i in results:
                 self.store.put(i, t, results[i][0])
             else:
@@ -215,7 +216,8 @@ class Run:
 
     def _accepted(
         self,
-        going: Outgoing,
+        t: int,
+        messages: Mapping[int, Message],
         results: Mapping[int, list[State]],
         refused: Mapping[int, str],
         traffic: Traffic,
@@ -224,19 +226,15 @@ class Run:
         """(updates, new states) of those whose reply counts; why not, of the others."""
         updates: dict[int, Update] = {}
         states: dict[int, State] = {}
-        for i, message in going.messages.items():
-            traffic.down(going.sent[i])
-            if i not in results or self._lose(self.round + 1, i):
+        for i, message in messages.items():
+            traffic.down(message)
+            if i not in results:
                 dropped.append({"client": i, "reason": refused.get(i, "no reply")})
                 continue
-            state, sent, _ = results[i]
-            traffic.up(sent)
+            state, update, _ = results[i]
+            traffic.up(update)
             declared = personal.declared(message, self.algorithm)
-            try:
-                update = self._side.heard(declared, message, sent)
-                reason = self._refusal(i, declared, message, update) or personal.refusal(update)
-            except Damaged as damage:
-                reason = str(damage)
+            reason = self._refusal(i, declared, message, update) or personal.refusal(update)
             if reason is not None:
                 dropped.append({"client": i, "reason": reason})
                 continue
@@ -248,7 +246,7 @@ class Run:
         self, client: int, declared: Mapping[str, Kind], message: Message, update: Update
     ) -> str | None:
         limit = self._side.trains_on(client)
-        return refusal(declared, self._side.form, message, update, limit, self._max_update_norm)
+        return refusal(declared, self._form, message, update, limit, self._max_update_norm)
 
     def _scored(self, t: int) -> bool:
         return t % self.evaluate_every == 0 or t > self.rounds - LAST
@@ -316,7 +314,9 @@ class Run:
         own = self._start.personal(self.task, client)
         if own is None:
             return None
-        own = personal.unframed(self.algorithm, self.task, own, self.federation.train(client))
+        if self.algorithm.personal.frame == "training":  # it is to have these outputs in its frame
+            data = self.federation.train(client)
+            own = self.task.folded(own, -frames.own_frame(data.class_counts(self.task.outputs)))
         return self.algorithm.init_client(own, self._side.client(client))
 
     # -- stopping and going on ------------------------------------------------------------------
@@ -327,7 +327,7 @@ class Run:
         """What `restore` needs beside the clients' states and the history: tensors, and JSON."""
         cut = {f"server.{k}": v for k, v in self.server.items()}
         cut |= {f"run.{k}": torch.from_numpy(getattr(self, k).copy()) for k in self._SCORES}
-        cut |= self._told.snapshot() | self._outbox.snapshot()
+        cut |= self._told.snapshot()
         cut["run.unscored"] = torch.from_numpy(np.flatnonzero(self._unscored))
         return cut, {"best_round": self.best_round, "best_score": self.best_score}
 
@@ -335,7 +335,6 @@ class Run:
         """Go on after round ``meta["round"]``; `Checkpoints` puts back the rest."""
         server = {k.removeprefix("server."): v for k, v in cut.items() if k.startswith("server.")}
         self.server = on_device(server, self.task.device)
-        self._outbox.restore(cut, self.task.device)
         self._told.restore(cut)
         for k in self._SCORES:
             setattr(self, k, cut[f"run.{k}"].numpy())

@@ -88,7 +88,8 @@ class Setup:
         layout = self.layout
 
         def sent(method: Algorithm) -> int:
-            sends = "model" in method.leaves.values()
+            # A bound has the data in one place: nothing is sent.
+            sends = {"model", "step"} & set(method.leaves.values()) and method.role != "bound"
             return layout.shared(method.shared).size if sends else 0
 
         return {

@@ -20,6 +20,27 @@ from pgfed.model.metrics import Kind, Metric
 Pairs = Sequence[tuple[Tensor, Tensor]]  # (outputs, targets) of batches, all of one client's set
 
 
+class Outputs:
+    """What a model gave for many batches, in one place.
+
+    Kept batch by batch, it would lie between their inputs, whose memory glibc could then not give
+    to the next ones: a large test set would end up in memory.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._n, self._end = n, 0
+        self._all: Tensor | None = None
+
+    def add(self, outputs: Tensor) -> None:
+        if self._all is None:
+            self._all = outputs.new_empty((self._n, *outputs.shape[1:]))
+        self._all[self._end : self._end + len(outputs)] = outputs
+        self._end += len(outputs)
+
+    def beside(self, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [] if self._all is None else [(self._all, targets)]
+
+
 class Objective:
     """The base of all objectives; what one of your own must say is `loss`, `scores` and `metric`.
 

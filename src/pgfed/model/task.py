@@ -23,7 +23,7 @@ from pgfed.errors import UserError, first_line
 from pgfed.model.explicit import chain_of
 from pgfed.model.flat import FlatModule, Stepped, joined
 from pgfed.model.kinds import CLASSES
-from pgfed.model.objectives import Objective
+from pgfed.model.objectives import Objective, Outputs
 
 EVALUATION_BATCH = 512
 LARGE = 2**16  # numbers in an input, beyond which fewer are taken at a time
@@ -337,8 +337,11 @@ class Task(FlatModule):
 
     @torch.no_grad()
     def predictions(self, theta: Tensor, data: Shard) -> list[tuple[Tensor, Tensor]]:
-        """(outputs as scoring needs them, targets) over all of ``data``, batch by batch."""
-        return [(self.objective.reduced(out), y) for out, y in self._outputs_of(theta, data)]
+        """(outputs as scoring needs them, targets) over all of ``data``: one pair, or none."""
+        found = Outputs(len(data))
+        for outputs, _ in self._outputs_of(theta, data):
+            found.add(self.objective.reduced(outputs))
+        return found.beside(data.y)
 
     def _outputs_of(self, theta: Tensor, data: Shard) -> Iterator[tuple[Tensor, Tensor]]:
         size = EVALUATION_BATCH if data.x[:1].numel() <= LARGE else LARGE_BATCH
@@ -356,9 +359,11 @@ class Task(FlatModule):
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         pairs = []
         for theta, data in zip(thetas, parts, strict=True):
+            found = Outputs(len(data))
             for outputs, targets in self._outputs_of(theta, data):
                 loss += self.objective.total(outputs, targets).double()
-                pairs.append((self.objective.reduced(outputs), targets))
+                found.add(self.objective.reduced(outputs))
+            pairs += found.beside(data.y)
         return Scores(sum(map(len, parts)), float(loss), self.objective.score(pairs))
 
     def loss(self, theta: Tensor, data: Shard) -> float:

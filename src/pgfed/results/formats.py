@@ -84,7 +84,7 @@ def bare(value: float | None, metric: Metric) -> str:
         case "number":
             return f"{value:.3f}".replace("-", "−")
         case "target":
-            return f"{value:,.4g}".replace("-", "−")
+            return _significant(value, 4).replace("-", "−")
 
 
 def gain(value: float | None, metric: Metric, digits: int = 1) -> str:
@@ -100,9 +100,17 @@ def gain(value: float | None, metric: Metric, digits: int = 1) -> str:
         case "number":
             text = f"{value:+.{digits + 2}f}"
         case "target":
-            text = f"{value:+,.3g}"
+            text = _significant(value, 3, sign="+")
     zero = not any(sign in "123456789" for sign in text)
     return text.replace("-", "+" if zero else "−")  # no negative zero
+
+
+def _significant(value: float, digits: int, sign: str = "") -> str:
+    """So many digits, but no powers of ten for what people count: 19,560 and not 1.956e+04."""
+    rounded = float(f"{value:.{digits}g}")
+    if 10**digits <= abs(rounded) < 1e12:
+        return f"{rounded:{sign},.0f}"
+    return f"{value:{sign},.{digits}g}"
 
 
 def share_gain(value: float | None) -> str:

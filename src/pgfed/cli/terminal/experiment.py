@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pgfed.cli.terminal.tables import console, table
 from pgfed.model.metrics import Metric
-from pgfed.results.comparison import Group, Method, Score, group
+from pgfed.results.comparison import Group, group
 from pgfed.results.folder.layout import methods_of
 from pgfed.results.formats import count, duration, score, size, travelling
 from pgfed.results.formats import gain as points
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pgfed.tuning.cost import Estimate
 
 COLUMNS = ("method", "{}", "{last}", "gain over {over}", "clearly gained", "lost", "sent")
-GAIN = 3  # its column
+MEDIAN = "median client"  # beside a mean that one client can own
 OUTPUTS = {"classes": "classes", "labels": "labels", "values": "values", "masks": "pixel classes"}
 MANY_CLIENTS = 60  # beyond this many a table of clients is cut
 MANY_CLASSES = 20  # beyond this many their shares are not drawn
@@ -37,13 +37,11 @@ def outcomes(run: RunData, page: Path | None = None) -> None:
     screen = console()
     last = last_rounds(found).lower()
     columns = [name.format(found.metric.title, over=found.over, last=last) for name in COLUMNS]
-    rows: list[list[str | Text]] = [list(row) for row in outcome_rows(found)]
-    for row, method in zip(rows, _as_asked(found), strict=True):
-        row[GAIN] = Text(str(row[GAIN]), style=_colour(found, method))
-    screen.print(table(columns, rows))
-    for k, line in enumerate(judge(found).lines):  # wrapped at words on a terminal only
-        style = "bold" if k == 0 else None
-        screen.print(line, soft_wrap=not screen.is_terminal, markup=False, style=style)
+    if not found.metric.bounded:
+        columns.insert(2, MEDIAN)
+    screen.print(table(columns, outcome_rows(found)))
+    for line in judge(found).lines:  # wrapped at words on a terminal, one line each elsewhere
+        screen.print(line, soft_wrap=not screen.is_terminal, markup=False)
     screen.print(f"Run folder: {run.path}", soft_wrap=True, markup=False)
     if page is not None:
         shown = Text("Report: ").append(str(page), style=f"link {page.absolute().as_uri()}")
@@ -53,7 +51,8 @@ def outcomes(run: RunData, page: Path | None = None) -> None:
 def outcome_rows(of: Group) -> list[list[str]]:
     """One row per method, means over its seeds; clients gain by their mean over the seeds."""
     rows = []
-    for method in _as_asked(of):
+    asked = methods_of(of.folders[0].experiment)
+    for method in sorted(of.methods, key=lambda m: asked.index(m.name)):
         gain, alone = of.gain(method), method.about.role == "baseline"
         gained, lost = (None, None) if gain is None else (gain.gained, gain.lost)
         cells = [
@@ -62,52 +61,28 @@ def outcome_rows(of: Group) -> list[list[str]]:
             "" if alone else "–" if lost is None else f"{lost:,}",
             size(method.sent()),
         ]
-        rows.append(
-            [
-                method.label,
-                *(_mean(method, which, of.metric) for which in ("kept", "last")),
-                *cells,
-            ]
-        )
+        kept, last = (_mean(method.means(which), of.metric) for which in ("kept", "last"))
+        median = [] if of.metric.bounded else [_mean(method.medians("kept"), of.metric)]
+        rows.append([method.label, kept, *median, last, *cells])
     return rows
 
 
-def _as_asked(of: Group) -> list[Method]:
-    """In the order of the experiment file."""
-    asked = methods_of(of.folders[0].experiment)
-    return sorted(of.methods, key=lambda m: asked.index(m.name))
-
-
-def _colour(of: Group, method: Method) -> str:
-    """Of a mean gain whose interval leaves out zero; others have none."""
-    alone = of.baseline(method)
-    if alone is None or method.about.role == "baseline":
-        return ""
-    found = of.compare(method, alone)
-    return "" if found is None or not found.clear else "green" if found.mean > 0 else "red"
-
-
-def _mean(method: Method, which: Score, metric: Metric) -> str:
-    scores = method.means(which)
+def _mean(scores: Sequence[float], metric: Metric) -> str:
     return score(float(np.mean(scores)) if scores else None, metric)
-
-
-def header(setup: Setup) -> str:
-    """What runs, in a line."""
-    experiment, federation = setup.experiment, setup.federation
-    return (
-        f"{experiment.name}: {count(len(setup.methods), 'method')} x "
-        f"{count(len(experiment.seeds), 'seed')} x {count(experiment.rounds, 'round')}, "
-        f"{setup.cohort} of {count(len(federation), 'client')} per round, model "
-        f"{experiment.model.name} ({setup.layout.n:,} numbers)"
-    )
 
 
 def dry_run(setup: Setup, estimates: Sequence[Estimate], memory: float) -> None:
     """What would run, and what it would take."""
     screen = console()
+    experiment = setup.experiment
     federation = setup.federation
-    screen.print(header(setup), soft_wrap=not screen.is_terminal, markup=False)
+    screen.print(
+        f"{experiment.name}: {count(len(setup.methods), 'method')} x "
+        f"{count(len(experiment.seeds), 'seed')} x {count(experiment.rounds, 'round')}, "
+        f"{setup.cohort} of {count(len(federation), 'client')} per round, model "
+        f"{experiment.model.name} ({setup.layout.n:,} numbers)",
+        soft_wrap=True,
+    )
     screen.print(f"The model: {travelling(setup.about_model())}.", soft_wrap=True)
     clients(federation)
     columns = ("method", "time", "down", "up", "disk")

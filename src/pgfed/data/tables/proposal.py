@@ -19,6 +19,8 @@ from pgfed.errors import UserError
 
 MANY = 50  # categories; a column of texts with more is taken for notes or keys
 FEW_CLASSES = 20  # whole numbers with more values than this are no classes
+ROUNDING = 1e-9  # of a correlation
+EQUAL, TELLS = "equals", "tells"  # what a column is to the target
 _TARGETS = r"(target|label|class|outcome|diagnosis|y|fraud|is_fraud|death|died)"
 _CLIENTS = r"(site|client|hospital|bank|cent(er|re)|clinic|plant|institution|branch)(_?(id|name))?"
 _GROUPS = r"(patient|subject|person|participant|customer|group|case)(_?(id|number|no|nr))?"
@@ -41,15 +43,22 @@ class Column:
     @property
     def values(self) -> list[str]:
         """All that occur; numbers in their order."""
-        found = np.unique(self.given.astype(str)).tolist()
-        return sorted(found, key=float) if self.numbers is not None else found
+        found, first = np.unique(self.given.astype(str), return_index=True)
+        if self.numbers is None:
+            return [str(one) for one in found]
+        return [str(found[i]) for i in np.argsort(self.known[first], kind="stable")]
+
+    @property
+    def known(self) -> NDArray[np.float64]:
+        """The numbers of the cells that have one."""
+        assert self.numbers is not None, "asked of columns of numbers"
+        return self.numbers[~np.isnan(self.numbers)]
 
     @property
     def whole(self) -> bool:
         if self.numbers is None:
             return False
-        known = self.numbers[~np.isnan(self.numbers)]
-        return bool((known == np.round(known)).all())
+        return bool((self.known == np.round(self.known)).all())
 
     def is_called(self, pattern: str) -> bool:
         return re.fullmatch(pattern, self.name, re.IGNORECASE) is not None
@@ -62,15 +71,24 @@ class Proposal:
     schema: Schema
     about: dict[str, str]
     warnings: list[str]
+    numbers: bool  # whether targets are numbers, not classes
 
     def text(self) -> str:
         """As schema.toml."""
         plain = self.schema.plain()
         columns = {name: plain.pop(name, {}) for name in ("numeric", "categorical")}
+        drop = plain.pop("drop", [])
         plain["target"] = plain["target"][0] if len(plain["target"]) == 1 else plain["target"]
         lines = ["# A proposal: look at each line. docs/your-data.md says what the keys mean."]
         lines += [f"# Warning: {warning}" for warning in self.warnings]
+        if self.numbers:
+            lines.append('# Numbers to predict: task.kind = "regression".')
         lines.append(tomli_w.dumps(plain).rstrip())
+        if drop:
+            names = [tomli_w.dumps({"name": name}).strip().partition(" = ")[2] for name in drop]
+            reasons = [self.about[name] for name in drop]
+            told = (f"    {name},  # {why}" for name, why in zip(names, reasons, strict=True))
+            lines += ["drop = [", *told, "]"]
         for table, found in columns.items():
             lines += ["", f"[{table}]"]
             for name, value in found.items():
@@ -100,6 +118,7 @@ def propose(tables: Mapping[Path, Any], target: Sequence[str] | None = None) -> 
         reason = _useless(column) or _leak(column, [columns[one] for one in chosen], warnings)
         if reason:
             drop.append(name)
+            about[name] = reason
             if "leak" in reason:
                 warnings.append(f"{name} {reason}: dropped")
         elif column.numbers is not None:
@@ -118,13 +137,15 @@ def propose(tables: Mapping[Path, Any], target: Sequence[str] | None = None) -> 
         categorical=categorical,
         **roles,
     )
-    return Proposal(schema, about, warnings)
+    return Proposal(schema, about, warnings, all(_is_number(columns[name]) for name in chosen))
 
 
 def _column(name: str, cells: Any) -> Column:
     found = texts(cells, [])
     values, wrong = numbers(found)
-    return Column(str(name), found, None if wrong.any() else values)
+    # An infinite one is a bad number, not a name.
+    names = wrong & np.isnan(values)
+    return Column(str(name), found, None if names.any() else values)
 
 
 def _targets(
@@ -162,29 +183,62 @@ def _useless(column: Column) -> str | None:
     if alone and column.is_called(f"{_KEYS}|{_GROUPS}"):
         return "names each row"
     if column.numbers is None and len(values) > MANY:
-        return "is free text"
+        return f"holds {len(values)} different texts"
     return None
 
 
 def _leak(column: Column, targets: Sequence[Column], warnings: list[str]) -> str | None:
-    """A column that equals a target is one; one that tells it apart by itself may be."""
+    """A column that equals a target is one; one that tells it by itself may be."""
     for target in targets:
-        both = [
-            (a, b)
-            for a, b in zip(column.cells, target.cells, strict=True)
-            if a is not None and b is not None
-        ]
-        pairs = set(both)
-        left, right = {a for a, _ in pairs}, {b for _, b in pairs}
-        if len(right) > 1 and len(pairs) == len(left) == len(right):
+        found = _equal_numbers if _is_number(target) else _equal_classes
+        word = found(column, target)
+        if word == EQUAL:
             return f"equals the target {target.name} (a leak)"
-        if column.numbers is not None and 1 < len(right) <= FEW_CLASSES < len(both):
-            ordered = [b for _, b in sorted(both, key=lambda pair: float(pair[0]))]
-            changes = sum(a != b for a, b in itertools.pairwise(ordered))
-            if changes == len(right) - 1:
-                warnings.append(
-                    f"{column.name} alone tells every {target.name}: known only afterwards?"
-                )
+        if word == TELLS:
+            warnings.append(
+                f"{column.name} alone tells every {target.name}: known only afterwards?"
+            )
+    return None
+
+
+def _is_number(target: Column) -> bool:
+    return target.numbers is not None and not _classes(target)
+
+
+def _equal_numbers(column: Column, target: Column) -> str | None:
+    """The same number in this or another unit, or the same order of all rows."""
+    if column.numbers is None or target.numbers is None:
+        return None
+    both = np.isfinite(column.numbers) & np.isfinite(target.numbers)
+    a, b = column.numbers[both], target.numbers[both]
+    if len(b) <= FEW_CLASSES or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return None
+    if 1 - abs(np.corrcoef(a, b)[0, 1]) < ROUNDING:
+        return EQUAL
+    ranks = [np.unique(values, return_inverse=True)[1] for values in (a, b)]
+    same = (ranks[0] == ranks[1]).all() or (ranks[0] == ranks[1].max() - ranks[1]).all()
+    return TELLS if same else None
+
+
+def _equal_classes(column: Column, target: Column) -> str | None:
+    """A name for each class, or names or a range of numbers that each belong to one class."""
+    both = [
+        (i, a, b)
+        for i, (a, b) in enumerate(zip(column.cells, target.cells, strict=True))
+        if a is not None and b is not None
+    ]
+    pairs = {(a, b) for _, a, b in both}
+    left, right = {a for a, _ in pairs}, {b for _, b in pairs}
+    if len(right) < 2 or len(both) <= max(FEW_CLASSES, 2 * len(right)):
+        return None  # a few rows are told apart by anything
+    if len(pairs) == len(left) == len(right):
+        return EQUAL
+    if len(pairs) == len(left) <= len(both) // 4:  # names that come again and again
+        return TELLS
+    if (values := column.numbers) is not None:
+        ordered = [b for i, _, b in sorted(both, key=lambda row: float(values[row[0]]))]
+        if sum(a != b for a, b in itertools.pairwise(ordered)) == len(right) - 1:
+            return TELLS
     return None
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pgfed.data.dataset import Options, Samples
-from pgfed.data.tables.proposal import propose
+from pgfed.data.tables.proposal import FEW_CLASSES, propose
 from pgfed.data.tables.reading import Bad, Rows, files, frame, numbers, raw, rows
 from pgfed.data.tables.schema import Schema
 from pgfed.data.targets import Targets
@@ -91,8 +91,15 @@ def _targets(name: str, parts: Sequence[Rows], schema: Schema, form: Targets) ->
     values, wrong = numbers(target[:, 0])
     if wrong.any():
         return _text(target[:, 0])
-    whole = bool((values == np.round(values)).all())
-    return values.astype(np.int64) if whole else values
+    if not (values == np.round(values)).all():
+        return values
+    if len(found := np.unique(values)) > FEW_CLASSES:
+        raise UserError(
+            f"{name}: the target {schema.target[0]} has {len(found)} different numbers; "
+            'task.kind = "regression" predicts numbers; if they are classes, list them in the '
+            "schema (classes)"
+        )
+    return values.astype(np.int64)
 
 
 def _say_ignored(name: str, tables: Mapping[Path, Any], schema: Schema) -> None:

@@ -48,12 +48,20 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) else value
+
+
+# What a class or a category is called: 0 and 1, true and false are names, too.
+Name = Annotated[str, BeforeValidator(_as_text)]
+
+
 class Schema(_Strict):
     """What the columns of a table are."""
 
     target: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
-    classes: list[str] = Field(default_factory=list)  # of the target; empty: those of the data
-    positive: str | None = None  # the class that is looked for, of two
+    classes: list[Name] = Field(default_factory=list)  # of the target; empty: those of the data
+    positive: Name | None = None  # the class that is looked for, of two
     target_mean: list[float] = Field(default_factory=list)  # of targets that are numbers
     target_scale: list[Annotated[float, Field(gt=0)]] = Field(default_factory=list)
     client: str | None = None  # the column that names a row's site
@@ -63,7 +71,7 @@ class Schema(_Strict):
     drop: list[str] = Field(default_factory=list)  # columns that are not inputs
     missing: list[str] = Field(default_factory=list)  # texts for a missing value, beside the usual
     numeric: dict[str, Numeric] = Field(default_factory=dict)
-    categorical: dict[str, list[str]] = Field(default_factory=dict)  # empty: those of the data
+    categorical: dict[str, list[Name]] = Field(default_factory=dict)  # empty: those of the data
 
     @property
     def roles(self) -> dict[str, str]:
