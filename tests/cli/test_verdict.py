@@ -125,7 +125,7 @@ def test_federating_helped() -> None:
     assert (found.outcome, found.method, found.baseline) == ("helped", "pgfed", "local")
     assert str(found) == found.headline
     assert found.sentences[0].startswith(
-        "With pgfed, 56.2 % alone (local) becomes 81.2 %: +25.0 points"
+        "With pgfed, accuracy goes from 56.2 % alone (local) to 81.2 %: +25.0 points"
     )
     assert "3 (+30.0 points, 12 of 40 samples)" in found.sentences[1]
 
@@ -142,7 +142,7 @@ def test_one_sample_each_is_no_evidence_of_any_client() -> None:
 def test_many_small_gains_are_clear_on_average_and_of_nobody() -> None:
     local = [0.5] * 20
     found = verdict(outcome("local", local), outcome("pgfed", [0.525] * 10 + [0.55] * 10))
-    assert found.headline == "Federating helped on average; of no single client it can be told."
+    assert found.headline == "Federating helped on average; for no single client can it be told."
     assert (found.outcome, found.gained, found.untold) == ("helped", 0, 20)
 
 
@@ -155,10 +155,10 @@ def test_who_gains_clearly_is_not_hidden_by_the_average() -> None:
 def test_what_helps_some_and_harms_others_is_neither() -> None:
     found = verdict(outcome("local", LOCAL), outcome("pgfed", BETTER))
     assert found.headline == (
-        "No clear difference on average: 2 of 4 clients clearly gained, 1 clearly lost, of 1 it "
+        "No clear difference on average: 2 of 4 clients clearly gained, 1 clearly lost; for 1 it "
         "cannot be told."
     )
-    assert "Clearly lost: 2 (−25.0 points, 10 of 40 samples)." in found.sentences
+    assert "Clearly lost: client 2 (−25.0 points, 10 of 40 samples)." in found.sentences
     assert "(95 % interval −" in found.sentences[0]
 
 
@@ -298,8 +298,8 @@ def test_models_that_know_one_class_are_named_and_the_largest_class_is_said() ->
     runs = [outcome("local", LOCAL), outcome("pgfed", SURELY)]
     found = verdict(runs[0], replace(runs[1], metrics=facts))
     said = " ".join(found.lines)
-    assert "To name each client's largest class every time would give 70.0 %." in said
-    assert "pgfed: 1 model (1) calls every test sample by one class." in said
+    assert "Always naming each client's largest class would give 70.0 %." in said
+    assert "pgfed: 1 model (client 1) calls every test sample by one class." in said
 
 
 def test_a_matrix_that_diverged_is_flagged() -> None:

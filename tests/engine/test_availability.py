@@ -44,13 +44,12 @@ def test_who_answers_at_less_answers_at_more() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_goes_on_without_those_who_are_away(method: str) -> None:
-    lose = _absences(trivial_federation(), 3, 0.6)
-    assert lose is not None
-    with started(make(get(method), {}), rounds=5, lose=lose) as run:
+    gone = _absences(trivial_federation(), 3, 0.6)
+    with started(make(get(method), {}), rounds=5, away=gone) as run:
         away = 0
         while not run.finished:
             record = run.step()
-            absent = [i for i in record["cohort"] if lose(record["round"], i)]
+            absent = [i for i in record["cohort"] if gone(record["round"], i)]
             assert record["dropped"] == [{"client": i, "reason": "no reply"} for i in absent]
             assert sorted(record["client_seconds"]) == [
                 i for i in record["cohort"] if i not in absent

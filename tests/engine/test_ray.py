@@ -30,6 +30,7 @@ from pgfed.engine.backends.base import Backend, Serial
 from pgfed.engine.backends.queue import Queue
 from pgfed.engine.backends.ray import Ray
 from pgfed.engine.client import ClientError
+from pgfed.engine.compression import Compression
 from pgfed.engine.rounds import Run
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm
@@ -51,8 +52,9 @@ def federation() -> Federation:
     return build(load("digits", None), clients=CLIENTS, seed=1)
 
 
-def make_run(algorithm: Algorithm, backend: Backend, *, rounds: int = 3) -> Run:
-    return Run(algorithm, backend.federation, backend, seed=SEED, rounds=rounds, cohort=COHORT)
+def make_run(algorithm: Algorithm, backend: Backend, *, rounds: int = 3, **more: Any) -> Run:
+    clients = backend.federation
+    return Run(algorithm, clients, backend, seed=SEED, rounds=rounds, cohort=COHORT, **more)
 
 
 def run_all(algorithm: Algorithm, backend: Backend) -> dict[str, Any]:
@@ -168,6 +170,14 @@ class TestOwnInstance:
         algorithm = get(method)(train=TRAIN)
         expected = run_all(algorithm, Serial(federation, "mlp"))
         check_equal(expected, run_all(algorithm, ray), "serial and Ray")
+
+    @pytest.mark.parametrize("kind", ["int8", "top-k"])
+    def test_same_bits_with_fewer_bytes(self, kind: str, ray: Ray, federation: Federation) -> None:
+        results = [
+            outcome(make_run(PGFedMo(train=TRAIN), backend, compression=Compression(kind, 0.1)))
+            for backend in (Serial(federation, "mlp"), ray)
+        ]
+        check_equal(results[0], results[1], "serial and Ray, compressed")
 
     def test_a_killed_actor_changes_nothing(
         self, ray: Ray, pgfed_mo: dict[str, Any], tmp_path: Path

@@ -156,9 +156,11 @@ def model_at(folder: FederationFolder, client: int, method: str, seed: int = 0) 
     return load_file(place / "model.safetensors")
 
 
-def assert_same_as_serial(folder: FederationFolder, method: str, seed: int = 0) -> None:
+def assert_same_as_serial(
+    folder: FederationFolder, method: str, seed: int = 0, **options: Any
+) -> None:
     """Server, models, alphas, scores and bytes are those of the simulation."""
-    run = serial(folder, method, seed)
+    run = serial(folder, method, seed, **options)
     assert same(checkpoint(folder, method, seed) or run.server, run.server)
     place = folder.run / method / f"seed-{seed}"
     wanted = run.task.named(run.global_model())

@@ -74,7 +74,7 @@ def make_run(
     model: Factory | None = None,
     seed: int = 0,
     evaluate_every: int = 1,
-    lose: Callable[[int, int], bool] | None = None,
+    lose: Callable[[int, int], bool] = lambda round, client: False,
 ) -> Run:
     """A run on the twin of ``reference.Net``; ``run.task.initial()`` is where it starts."""
     data = federation(problem)

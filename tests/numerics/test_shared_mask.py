@@ -21,6 +21,7 @@ from numerics.stepping import CLIENTS, COHORT, LOST, NET, PROBLEM, ROUNDS, SEED,
 from pgfed.data.federation import Shard
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
+from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm, ClientInfo
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.fedper import FedPer
@@ -162,3 +163,34 @@ def test_one_full_step_descends_the_common_risk() -> None:
     x, y = (np.concatenate([PROBLEM[i][k] for i in cohort]) for k in (0, 1))
     expected = w0 - train.lr * NET.gradient(w0, x, y)  # p_i f_i pools the samples
     np.testing.assert_allclose(run.server["w"].double().numpy(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "bias"), [("plain", "head.bias"), ("batch_norm", "2.bias")])
+def test_all_but_the_heads_bias(name: str, bias: str) -> None:
+    """FedAvg with only that kept local."""
+
+    def but_bias(layout: Layout) -> Tensor:
+        mask = everything(layout)
+        mask[layout.d - 3 : layout.d] = False
+        return mask
+
+    model = MODELS[name]
+    found = run_of(FedPer(train=TRAIN, shared=f"not:{bias}"), model)
+    expected = run_of(Masked(train=TRAIN, mask=but_bias), model)
+    for _ in range(ROUNDS):
+        record = found.step()
+        expected.step()
+        for i in range(CLIENTS):
+            assert torch.equal(found.personal_model(i), expected.personal_model(i))
+    assert record["bytes_up"] == 4 * len(record["client_seconds"]) * (found.info.layout.n - 3)
+    assert len(found.state(record["cohort"][0])["own"]) == 3
+
+
+def test_shared_refuses_what_fits_nothing_or_everything() -> None:
+    task = run_of(FedAvg(train=TRAIN), MODELS["plain"]).task
+    with pytest.raises(UserError, match=r"no parameter .* called 'fc\.bias'.*head\.bias"):
+        FedPer(shared="not:fc.bias").check_model(task)
+    with pytest.raises(UserError, match=r"every parameter of the model is called '\*'"):
+        FedPer(shared="not:*").check_model(task)
+    assert task.layout.shared("not:head.*").slices == task.layout.shared("body").slices
+    assert FedPer.shared == "body"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -109,6 +110,29 @@ def test_watch_follows_a_growing_run_to_its_end(small: Path) -> None:
     assert seen == [2, 4]
     assert "about" in printed(console)
     assert "finished" in printed(console)
+
+
+def test_watch_keeps_progress_and_time_left_in_sight(tmp_path: Path) -> None:
+    """Six methods under six seeds, on a terminal of 24 lines."""
+    methods = ["local", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "fedper"]
+    seeds = list(range(6))
+    folder = make_folder(tmp_path / "many", methods=methods, seeds=seeds, clients=3, rounds=3)
+    for seed in range(2, 6):
+        (folder / "pgfed" / f"seed-{seed}" / "history.jsonl").unlink()
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=24)
+    with at_work(folder), pytest.raises(InterruptedError):
+        watch(folder, console, raise_interrupted)
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", printed(console))
+    lines = text.split("many: ")[1].splitlines()  # the first time it was drawn
+    assert lines[0].startswith("96 of 108 rounds, about ")
+    assert lines[0].rstrip().endswith("left")
+    assert len(lines) < 24
+    assert any("pgfed" in line and "0/3" in line for line in lines)  # what is being run
+    assert any("16 more of 36" in line for line in lines)
+
+
+def raise_interrupted(_: float) -> None:
+    raise InterruptedError
 
 
 def test_watch_before_anything_has_begun(small: Path) -> None:

@@ -15,6 +15,7 @@ from pgfed.report.figures.colours import (
     DARK,
     DIVERGING,
     GREY,
+    INK,
     NEVER_MET,
     NEVER_MET_DARK,
     PALE,
@@ -22,6 +23,7 @@ from pgfed.report.figures.colours import (
     PAPER,
     PAPER_DARK,
     SEQUENTIAL,
+    STONE,
 )
 from pgfed.report.figures.specification import styles
 from pgfed.report.rendering import read
@@ -102,6 +104,8 @@ def test_labels_of_lines_can_be_read_in_the_light_and_in_the_dark(colour: str) -
 
 
 def test_areas_can_be_seen_and_told_from_their_neighbours() -> None:
+    assert contrast(STONE, INK) >= 4.5  # an interval over its bar
+    assert contrast(DARK[STONE], DARK[INK]) >= 3
     assert contrast(PALE, BLUE) >= 1.5
     assert contrast(DARK[PALE], DARK[BLUE]) >= 1.5
     for colour in (PALE, DARK[PALE]):

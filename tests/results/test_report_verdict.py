@@ -29,7 +29,7 @@ def said(found: Verdict) -> str:
 def test_federating_helped(folder: Path) -> None:
     found = verdict(folder)
     assert found.headline == (
-        "Federating helped: 5 of 12 clients clearly gained, none clearly lost, of 7 it cannot be "
+        "Federating helped: 5 of 12 clients clearly gained, none clearly lost; for 7 it cannot be "
         "told."
     )
     text = said(found)

@@ -61,6 +61,7 @@ SkipBad = Annotated[
     bool,
     typer.Option("--skip-bad", help="Leave out what cannot be used (data.skip_bad)."),
 ]
+Open = Annotated[bool, typer.Option("--open", help="Show the page in a browser when it is there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 
 
@@ -92,6 +93,14 @@ AllowModule = Annotated[
 def drawn(folder: Path | None, name: str) -> list[Path]:
     """The files of one figure, where --figures asks for it."""
     return [] if folder is None else [folder / f"{name}.{kind}" for kind in ("pdf", "png", "svg")]
+
+
+def shown(page: Path | None) -> None:
+    """Show a page in the user's browser, where --open asks for it."""
+    if page is not None:
+        import webbrowser
+
+        webbrowser.open(page.absolute().as_uri())
 
 
 def allowed(names: list[str] | None) -> modules.Allowed:

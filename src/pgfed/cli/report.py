@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pgfed.cli.completion import complete_run
-from pgfed.cli.options import AsJson, RunFolder
+from pgfed.cli.options import AsJson, Open, RunFolder, shown
 from pgfed.errors import UserError
 from pgfed.report import rendering as reports
 from pgfed.report.rendering import Format
@@ -49,6 +49,7 @@ def report(
             "--figures", metavar="FOLDER", help="Also draw all, into this folder: PDF, PNG and SVG."
         ),
     ] = None,
+    open_page: Open = False,
 ) -> None:
     """Say who gained, how much and with which method: one page, or tables for a paper."""
     groups = reports.read(folders)
@@ -60,6 +61,7 @@ def report(
     else:
         _write(out, text)
         print(f"Report: {out}")
+        shown(out if open_page else None)
     if figures is not None:
         for path in reports.write_figures(groups, figures):
             print(path, file=sys.stderr if out is None else sys.stdout)

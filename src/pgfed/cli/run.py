@@ -17,12 +17,14 @@ from pgfed.cli.options import (
     DataRoot,
     ExperimentFile,
     ModulePath,
+    Open,
     Quiet,
     RunFolder,
     Settings,
     SkipBad,
     TensorBoard,
     allowed,
+    shown,
 )
 from pgfed.errors import NOTES, UserError
 
@@ -95,6 +97,7 @@ def run(
         ),
     ] = None,
     tensorboard: TensorBoard = False,
+    open_page: Open = False,
     module_path: ModulePath = None,
 ) -> None:
     """Run all methods and seeds of an experiment file (or the built-in one) into a run folder."""
@@ -116,6 +119,7 @@ def run(
     if tensorboard:
         loaded = _with_tensorboard(loaded)
     root = experiments.data_root(data_root)
+    _loading(loaded, quiet=quiet)
 
     from pgfed.engine.setup import prepare
     from pgfed.results.folder import layout
@@ -134,7 +138,8 @@ def run(
     setup = prepare(loaded, root)
     if going_on:
         check_same(setup.experiment, folder)
-    _execute(setup, folder, resume=going_on, quiet=quiet, as_json=as_json)
+    page = _execute(setup, folder, resume=going_on, quiet=quiet, as_json=as_json)
+    shown(page if open_page else None)
 
 
 def _dry_run(setup: Setup, as_json: bool) -> None:
@@ -160,12 +165,12 @@ def resume(
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     tensorboard: TensorBoard = False,
+    open_page: Open = False,
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
 ) -> None:
     """Go on with a run that was cut short: the result is that of a run that was not."""
     from pgfed.config import experiment as experiments
-    from pgfed.engine.setup import prepare
 
     _hush(quiet)
     experiment = experiments.to_go_on(folder, allowed(allow_module))
@@ -173,8 +178,13 @@ def resume(
         experiment = _longer(experiment, rounds)
     if tensorboard:
         experiment = _with_tensorboard(experiment)
+    _loading(experiment, quiet=quiet)
+
+    from pgfed.engine.setup import prepare
+
     setup = prepare(experiment, experiments.data_root(data_root))
-    _execute(setup, folder, resume=True, quiet=quiet, as_json=as_json)
+    page = _execute(setup, folder, resume=True, quiet=quiet, as_json=as_json)
+    shown(page if open_page else None)
 
 
 def _longer(experiment: Experiment, rounds: int) -> Experiment:
@@ -191,6 +201,12 @@ def _with_tensorboard(experiment: Experiment) -> Experiment:
 
     told = list(dict.fromkeys([*experiment.output.callbacks, TENSORBOARD]))
     return replace(experiment, output=replace(experiment.output, callbacks=told))
+
+
+def _loading(experiment: Experiment, *, quiet: bool) -> None:
+    """Said to who sits before a terminal: importing torch and reading data takes seconds."""
+    if sys.stderr.isatty() and not quiet:
+        print(f"Loading torch and {experiment.data.dataset} ...", file=sys.stderr, flush=True)
 
 
 def _hush(quiet: bool) -> None:
@@ -229,7 +245,8 @@ def _execute(
     quiet: bool,
     as_json: bool,
     only: tuple[str, int] | None = None,
-) -> None:
+) -> Path | None:
+    """Run it, and say how it ended; the page, if one was written."""
     from pgfed.api import run_setup
     from pgfed.cli.terminal import experiment as screens
     from pgfed.report import rendering as reports
@@ -238,10 +255,11 @@ def _execute(
 
     experiment = setup.experiment
     runs = len(setup.methods) * len(experiment.seeds)
-    shown = runs if only is None else 1
-    progress = progress_for(sys.stderr, shown, experiment.rounds, quiet=quiet)
+    here = runs if only is None else 1
+    progress = progress_for(sys.stderr, here, experiment.rounds, quiet=quiet)
     try:
         with progress:
+            progress.heading = screens.header(setup)
             result = run_setup(setup, folder, progress, resume=resume, only=only)
     except KeyboardInterrupt:
         raise layout.interrupted(progress.where(), folder) from None
@@ -254,3 +272,4 @@ def _execute(
         print(f"{only[0]}, seed {only[1]}: done; {folder} has {done} of {runs} runs")
     elif not quiet:
         screens.outcomes(result.data, page)
+    return page

@@ -166,6 +166,11 @@ class Engine:
     availability: Annotated[
         float, Gt(0), Le(1), "share of the drawn clients that answer; the others are away"
     ] = 1.0
+    compression: Annotated[
+        Literal["none", "int8", "top-k"],
+        "of what travels in training: a byte per value both ways, or the largest values up",
+    ] = "none"
+    top_k: Annotated[float, Gt(0), Le(1), "share of a vector's values that top-k sends"] = 0.05
     attackers: Annotated[
         float, Gt(0), Lt(0.5), "the share that trimmed-mean and krum reckon with"
     ] = 0.2

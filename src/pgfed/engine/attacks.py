@@ -81,5 +81,5 @@ def _noise_like(step: Any, rng: Rng, key: str) -> Any:
     drawn = rng.generator(f"attack {key}")
     if not isinstance(step, Tensor):
         return step * float(drawn.standard_normal())
-    noise = torch.from_numpy(drawn.standard_normal(len(step)).astype("float32")).to(step.device)
-    return noise * (float(step.norm()) / max(1, len(step)) ** 0.5)
+    noise = torch.from_numpy(drawn.standard_normal(tuple(step.shape)).astype("float32"))
+    return noise.to(step.device) * (float(step.norm()) / max(1, step.numel()) ** 0.5)

@@ -17,11 +17,13 @@ from pgfed.data.augment import augmentation
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine import personal as own
 from pgfed.engine.attacks import Attack
+from pgfed.engine.compression import UNSAID, Compression
 from pgfed.engine.privacy import Protection
+from pgfed.engine.replies import Form
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
 from pgfed.methods.randomness import Rng, generator, torch_stream
-from pgfed.methods.values import Message, State
+from pgfed.methods.values import Kind, Message, State, Update
 from pgfed.model.task import Task
 
 
@@ -47,6 +49,7 @@ class ClientSide:
     attack: Attack | None = None  # what the attackers do, in a simulation
     attackers: frozenset[int] = frozenset()
     protection: Protection | None = None  # of clients' units; None: exact gradients
+    compression: Compression | None = None  # of what travels in training
 
     def call(
         self, stage: str, client: int, round: int, state: State | None, message: Message
@@ -79,9 +82,31 @@ class ClientSide:
     def _begun(self, client: int, state: State | None) -> State:
         """A client's state, or what it begins with."""
         if state is not None:
-            return state
+            return {k: v for k, v in state.items() if not k.startswith(UNSAID)}
         start = self.algorithm.init_client(self.w0, self.client(client))
         return on_device(start, self.task.device)
+
+    @property
+    def form(self) -> Form:
+        """Of what travels."""
+        task = self.task
+        return Form(task.layout, self.algorithm.shared, task.outputs, task.width)
+
+    def opened(self, sent: Message) -> Message:
+        """A message to train by, as it was meant; raises Damaged."""
+        return sent if self.compression is None else self.compression.opened(sent)
+
+    def heard(self, declared: dict[str, Kind], message: Message, sent: Update) -> Update:
+        """An update as it was meant, in answer to an opened message; raises Damaged."""
+        if self.compression is None:
+            return sent
+        return self.compression.heard(self.form, declared, message, sent)
+
+    def size(self, declared: dict[str, Kind], sent: Message) -> int:
+        """Bytes of the arrays in the answer to a message to train by."""
+        if self.compression is None:
+            return self.form.size(declared, sent)
+        return self.compression.size(self.form, declared, sent)
 
     def client(self, client: int) -> ClientInfo:
         return ClientInfo(client, self.trains_on(client), self.info)
@@ -102,7 +127,26 @@ class ClientSide:
     def _rng(self, client: int, round: int) -> Rng:
         return Rng(self.seed, client, round, self.federation.key(client))
 
-    def train(self, client: int, round: int, state: State | None, message: Message) -> list[State]:
+    def train(self, client: int, round: int, state: State | None, sent: Message) -> list[State]:
+        """[new state, update as it travels, {"round", "seconds"}]."""
+        message = self.opened(sent)
+        new, update, echo = self._trained(client, round, state, message)
+        if self.compression is not None:
+            declared, rng = own.declared(message, self.algorithm), self._rng(client, round)
+            update, left = self.compression.said(
+                self.form, declared, message, update, _unsaid(state), rng
+            )
+            new = {**new, **left}
+        return [new, update, echo]
+
+    def refresh(self, client: int, round: int, state: State | None, sent: Message) -> list[State]:
+        """As `train`, of which nothing leaves."""
+        new, _, echo = self._trained(client, round, state, self.opened(sent))
+        return [{**new, **_unsaid(state)}, {}, echo]
+
+    def _trained(
+        self, client: int, round: int, state: State | None, message: Message
+    ) -> list[State]:
         """[new state, update, {"round", "seconds"}]."""
         began = time.perf_counter()
         rng = self._rng(client, round)
@@ -127,13 +171,6 @@ class ClientSide:
             counts = data.class_counts(self.task.outputs).float()
             update = {**update, own.COUNTS: counts}
         return [new, update, {"round": round, "seconds": time.perf_counter() - began}]
-
-    def refresh(
-        self, client: int, round: int, state: State | None, message: Message
-    ) -> list[State]:
-        """As `train`, of which nothing leaves."""
-        new, _, echo = self.train(client, round, state, message)
-        return [new, {}, echo]
 
     def score(self, client: int, round: int, state: State | None, public: Message) -> list[State]:
         """[the scores of the personalized model on the client's own test and validation data]."""
@@ -201,6 +238,11 @@ class ClientSide:
         view.augment = augmentation(self.algorithm.train.augment)
         view.offset = offset
         return view
+
+
+def _unsaid(state: State | None) -> State:
+    """What a client's updates have left unsaid so far."""
+    return {k: v for k, v in (state or {}).items() if k.startswith(UNSAID)}
 
 
 def _hint(algorithm: Algorithm, error: Exception) -> str:

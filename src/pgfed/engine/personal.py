@@ -120,6 +120,12 @@ def training_offset(algorithm: Algorithm, task: Task, data: Shard) -> Tensor | N
     return frames.own_frame(data.class_counts(task.outputs))
 
 
+def unframed(algorithm: Algorithm, task: Task, own: Tensor, data: Shard) -> Tensor:
+    """A model to begin with that is to have these outputs in the client's frame."""
+    offset = training_offset(algorithm, task, data)
+    return own if offset is None else task.folded(own, -offset)
+
+
 def serving_offset(task: Task, data: Shard, message: Message) -> Tensor | None:
     """What the outputs of a global model get, where the federation's shares are known."""
     if SHARES not in message:

@@ -17,6 +17,7 @@ from pgfed.model.objectives import Objective
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 MAX_INDEX = 10**6  # of the few choices that a method has
+CODED = ("int8", "scale", "index", "value", "rest")  # after a key and a dot: parts of an entry
 MAX_SAMPLES = 10**8  # nobody holds more: a larger claim is a mistake, or wants to outweigh others
 
 
@@ -90,6 +91,19 @@ class Form:
             "gradient": self.layout.stepped,
         }
         return (parts[kind](self.shared).size,)
+
+    def trained(self, size: int) -> int:
+        """How many of a vector's entries are trained; the buffers come after them."""
+        whole = {self.layout.n: self.layout.d}
+        whole[self.layout.shared(self.shared).size] = self.layout.stepped(self.shared).size
+        return whole.get(size, size)
+
+    def travels(self, value: Any) -> bool:
+        """Whether an entry of a message is as long as a model or a gradient, or several."""
+        if not isinstance(value, Tensor) or value.dtype != torch.float32 or not value.dim():
+            return False
+        parts = self.layout.shared(self.shared), self.layout.stepped(self.shared)
+        return value.shape[-1] in {self.layout.n, self.layout.d, *(part.size for part in parts)}
 
     def size(self, declared: Mapping[str, Kind], message: Message) -> int:
         """Bytes of the arrays of a reply that holds what is declared."""
@@ -175,22 +189,28 @@ def _shown(value: Any) -> str:
 
 
 def payload_bytes(values: Message) -> dict[str, int]:
-    """float32 payload by key; counts, ids and round numbers are not payload."""
-    sizes = {}
-    for key, value in values.items():
-        if isinstance(value, Tensor) and value.dtype.is_floating_point:
-            sizes[key] = value.numel() * value.element_size()
+    """Payload by key, as it travels; counts, ids and round numbers are not payload.
+
+    What an entry is encoded as (compression.py) counts as that entry.
+    """
+    sizes: Counter[str] = Counter()
+    for name, value in values.items():
+        key, _, part = name.rpartition(".")
+        coded = part in CODED
+        if isinstance(value, Tensor) and (coded or value.dtype.is_floating_point):
+            sizes[key if coded else name] += value.numel() * value.element_size()
         elif isinstance(value, float):
-            sizes[key] = 4
-    return sizes
+            sizes[name] += 4
+    return dict(sizes)
 
 
 def overhead_bytes(values: Message) -> int:
     """What travels beside the payload: integers, eight bytes each."""
     return sum(
         8 * (value.numel() if isinstance(value, Tensor) else 1)
-        for value in values.values()
-        if not (
+        for name, value in values.items()
+        if name.rpartition(".")[2] not in CODED
+        and not (
             isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
         )
     )

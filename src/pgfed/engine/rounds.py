@@ -18,16 +18,9 @@ from pgfed.engine import personal
 from pgfed.engine.attacks import Attack
 from pgfed.engine.backends.base import Backend
 from pgfed.engine.client import ClientSide, on_device, one_thread
+from pgfed.engine.compression import Compression, Damaged, Outbox, Outgoing
 from pgfed.engine.privacy import Protection
-from pgfed.engine.replies import (
-    Form,
-    Traffic,
-    collect,
-    divided,
-    payload_bytes,
-    refusal,
-    score_refusal,
-)
+from pgfed.engine.replies import Traffic, collect, divided, payload_bytes, refusal, score_refusal
 from pgfed.engine.robust import defended
 from pgfed.engine.storage.start import Start
 from pgfed.engine.storage.store import ClientStore
@@ -46,8 +39,8 @@ class Run:
 
     ``max_update_norm``: replies whose gradient, or step from the model that was sent, is longer are
     dropped. ``attack``: some clients simulate one; all means are then over the honest clients.
-    ``start``: the server and the clients begin with the models of an earlier run. ``protection``:
-    clients' gradients and sums are noisy.
+    ``lose``: whose reply to a round gets lost; ``away``: who is not even reached. ``start``: server
+    and clients begin with an earlier run's models. ``protection``: clients' gradients are noisy.
     """
 
     def __init__(
@@ -63,11 +56,13 @@ class Run:
         mean: Mean | None = None,
         max_update_norm: float | None = None,
         optimizer: ServerOptimizer | None = None,
-        lose: Callable[[int, int], bool] | None = None,
+        lose: Callable[[int, int], bool] = lambda round, client: False,
+        away: Callable[[int, int], bool] = lambda round, client: False,
         attack: Attack | None = None,
         store: ClientStore | None = None,
         start: Start | None = None,
         protection: Protection | None = None,
+        compression: Compression | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.federation = backend.federation
@@ -82,10 +77,9 @@ class Run:
         if algorithm.course != "rounds":
             cohort = len(federation) if algorithm.course == "once" else 1
         self.info = FederationInfo(len(federation), cohort, self.task.layout)
-        self._form = Form(self.task.layout, algorithm.shared, self.task.outputs, self.task.width)
         self._mean = mean or Mean()
         self._max_update_norm = max_update_norm
-        self._lose = lose
+        self._lose, self._away = lose, away
         self.attackers = attack.attackers(seed, len(federation)) if attack else frozenset()
         self._honest = ~np.isin(np.arange(len(federation)), sorted(self.attackers))
 
@@ -102,7 +96,9 @@ class Run:
             attack,
             self.attackers,
             protection,
+            compression,
         )
+        self._outbox = Outbox(compression, self._side.form)
         backend.begin(self._side)
         self.round = 0
         known = replace(
@@ -123,8 +119,7 @@ class Run:
         self.loss = np.full(n, np.nan)
         self.validation_score = np.full(n, np.nan)
         self._unscored = np.ones(n, dtype=np.bool_)
-        self.best_round = 0
-        self.best_score = 0.0
+        self.best_round, self.best_score = 0, 0.0
         self.best_score_per_client = np.full(n, np.nan)
         self.last_scores = np.empty((0, n))  # of the last ten rounds, a row each
 
@@ -145,20 +140,21 @@ class Run:
         cohort = self._cohort(t)
         rng = ServerRng(self.seed, t)
         algorithm = self.algorithm.at(t, self.rounds)
-        messages = self._told.asked(algorithm.messages(self.server, cohort, rng))
-        common, own = divided(messages)
+        going = self._outbox.send(
+            self.server, lambda s: self._told.asked(algorithm.messages(s, cohort, rng)), rng
+        )
+        self.server = going.server
+        common, own = divided(going.sent)
         started = time.perf_counter()
-        asked = [i for i in cohort if self._lose is None or not self._lose(t, i)]
+        asked = [i for i in cohort if not self._away(t, i)]
         given = self.backend.map("train", t, asked, common, lambda i: (self._known(i), own[i]))
         results, refused = collect(given, asked, t)
         train_seconds = time.perf_counter() - started
-
         traffic = Traffic(counts=self.algorithm.course != "pooled")
         dropped = [{"client": i, "reason": refused[i]} for i in refused if i not in cohort]
-        updates, states = self._accepted(t, messages, results, refused, traffic, dropped)
+        updates, states = self._accepted(going, results, refused, traffic, dropped)
         new = algorithm.aggregate(self.server, updates, self._mean, rng)
         self.server = self._optimizer.stepped(self.server, new) if self._optimizer else new
-        left_out = self._mean.left_out(updates)
         # Only now do the clients' new states count: a reply that was dropped leaves the old one.
         for i, state in states.items():
             self.store.put(i, t, state)
@@ -181,7 +177,7 @@ class Run:
             **traffic.record(),
             "bytes_eval": scores.get("bytes_eval", 0),
             "dropped": dropped,
-            "left_out": left_out,
+            "left_out": self._mean.left_out(updates),
             "samples": samples,
             "train_seconds": train_seconds,
             "client_seconds": {i: results[i][2]["seconds"] for i in sorted(results)},
@@ -192,12 +188,15 @@ class Run:
         """Every client trains once more from the final global model; samples stepped over."""
         t, clients = self.rounds + 1, list(range(self.info.clients))
         algorithm = self.algorithm.at(self.rounds, self.rounds)
-        messages = algorithm.messages(self.server, clients, ServerRng(self.seed, t))
-        common, own = divided(messages)
+        rng = ServerRng(self.seed, t)
+        going = self._outbox.send(
+            self.server, lambda s: algorithm.messages(s, clients, rng), rng, last=True
+        )
+        common, own = divided(going.sent)
         asked = self.backend.map("refresh", t, clients, common, lambda i: (self._known(i), own[i]))
         results, refused = collect(asked, clients, t)
         for i in clients:
-            traffic.down(messages[i])
+            traffic.down(going.sent[i])
             if i in results:
                 self.store.put(i, t, results[i][0])
             else:
@@ -216,8 +215,7 @@ class Run:
 
     def _accepted(
         self,
-        t: int,
-        messages: Mapping[int, Message],
+        going: Outgoing,
         results: Mapping[int, list[State]],
         refused: Mapping[int, str],
         traffic: Traffic,
@@ -226,15 +224,19 @@ class Run:
         """(updates, new states) of those whose reply counts; why not, of the others."""
         updates: dict[int, Update] = {}
         states: dict[int, State] = {}
-        for i, message in messages.items():
-            traffic.down(message)
-            if i not in results:
+        for i, message in going.messages.items():
+            traffic.down(going.sent[i])
+            if i not in results or self._lose(self.round + 1, i):
                 dropped.append({"client": i, "reason": refused.get(i, "no reply")})
                 continue
-            state, update, _ = results[i]
-            traffic.up(update)
+            state, sent, _ = results[i]
+            traffic.up(sent)
             declared = personal.declared(message, self.algorithm)
-            reason = self._refusal(i, declared, message, update) or personal.refusal(update)
+            try:
+                update = self._side.heard(declared, message, sent)
+                reason = self._refusal(i, declared, message, update) or personal.refusal(update)
+            except Damaged as damage:
+                reason = str(damage)
             if reason is not None:
                 dropped.append({"client": i, "reason": reason})
                 continue
@@ -246,7 +248,7 @@ class Run:
         self, client: int, declared: Mapping[str, Kind], message: Message, update: Update
     ) -> str | None:
         limit = self._side.trains_on(client)
-        return refusal(declared, self._form, message, update, limit, self._max_update_norm)
+        return refusal(declared, self._side.form, message, update, limit, self._max_update_norm)
 
     def _scored(self, t: int) -> bool:
         return t % self.evaluate_every == 0 or t > self.rounds - LAST
@@ -314,9 +316,7 @@ class Run:
         own = self._start.personal(self.task, client)
         if own is None:
             return None
-        if self.algorithm.personal.frame == "training":  # it is to have these outputs in its frame
-            data = self.federation.train(client)
-            own = self.task.folded(own, -frames.own_frame(data.class_counts(self.task.outputs)))
+        own = personal.unframed(self.algorithm, self.task, own, self.federation.train(client))
         return self.algorithm.init_client(own, self._side.client(client))
 
     # -- stopping and going on ------------------------------------------------------------------
@@ -327,7 +327,7 @@ class Run:
         """What `restore` needs beside the clients' states and the history: tensors, and JSON."""
         cut = {f"server.{k}": v for k, v in self.server.items()}
         cut |= {f"run.{k}": torch.from_numpy(getattr(self, k).copy()) for k in self._SCORES}
-        cut |= self._told.snapshot()
+        cut |= self._told.snapshot() | self._outbox.snapshot()
         cut["run.unscored"] = torch.from_numpy(np.flatnonzero(self._unscored))
         return cut, {"best_round": self.best_round, "best_score": self.best_score}
 
@@ -335,6 +335,7 @@ class Run:
         """Go on after round ``meta["round"]``; `Checkpoints` puts back the rest."""
         server = {k.removeprefix("server."): v for k, v in cut.items() if k.startswith("server.")}
         self.server = on_device(server, self.task.device)
+        self._outbox.restore(cut, self.task.device)
         self._told.restore(cut)
         for k in self._SCORES:
             setattr(self, k, cut[f"run.{k}"].numpy())

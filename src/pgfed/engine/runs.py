@@ -8,6 +8,7 @@ from pgfed.config.tables import Server
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Backend
 from pgfed.engine.callbacks import Observer, Record
+from pgfed.engine.compression import make_compression
 from pgfed.engine.robust import make_mean
 from pgfed.engine.rounds import Run
 from pgfed.engine.setup import Setup
@@ -127,15 +128,16 @@ def _make_run(
         mean=make_mean(engine.aggregation, algorithm.leaves, engine.attackers),
         max_update_norm=engine.max_update_norm,
         optimizer=_optimizer(experiment.server),
-        lose=_absences(setup.federation, seed, engine.availability)
+        away=_absences(setup.federation, seed, engine.availability)
         if algorithm.course == "rounds"
-        else None,
+        else _nobody,
         attack=setup.attack,
         store=ClientStore(
             None if checkpoints is None else checkpoints.clients, memory=engine.memory
         ),
         start=start,
         protection=setup.protection(method, seed),
+        compression=make_compression(engine.compression, engine.top_k),
     )
 
 
@@ -146,12 +148,12 @@ def _optimizer(server: Server) -> ServerOptimizer | None:
     return ServerOptimizer(server.optimizer, lr, server.beta, server.beta_2, server.tau)
 
 
-def _absences(
-    federation: Federation, seed: int, availability: float
-) -> Callable[[int, int], bool] | None:
+def _nobody(round: int, client: int) -> bool:
+    return False
+
+
+def _absences(federation: Federation, seed: int, availability: float) -> Callable[[int, int], bool]:
     """Who of the clients drawn in a round is away."""
-    if availability == 1:
-        return None
     return lambda round, i: not answers(seed, round, federation.key(i), availability)
 
 

@@ -94,8 +94,8 @@ class Algorithm:
     # one of its own, or no global classifier.
     frames: ClassVar[bool] = True
 
-    # What travels and is averaged: all | body | head | not-norm | a pattern of names. A field of
-    # methods that leave the choice to the user.
+    # What travels and is averaged: all | body | head | not-norm | a pattern of names | not: and a
+    # pattern. A field of methods that leave the choice to the user.
     shared = "all"
 
     train: TrainConfig = field(default_factory=TrainConfig)

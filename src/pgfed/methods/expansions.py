@@ -26,7 +26,10 @@ from pgfed.methods.steps import Terms, head_then_base, sgd
 from pgfed.methods.values import Message, State, Update
 from pgfed.model.task import Task
 
-SHARED = "what travels, is averaged and expanded: all | body | head | not-norm | a pattern of names"
+SHARED = (
+    "what travels, is averaged and expanded: all | body | head | not-norm | a pattern of names | "
+    "not: and a pattern"
+)
 SOLVER = "train all at once, or the head first and then the base under it, as FedRep does"
 PLAIN = "the other risks enter by their gradients, as terms of a plain gradient step"
 HEAD_EPOCHS = "epochs on the head, with solver = head-then-base"

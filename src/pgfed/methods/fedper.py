@@ -7,6 +7,8 @@ Symbols: the base layers phi -> server["w"] (what is shared: the body); client i
 layers h_i -> state["own"]; its momentum buffer v_i (base and head) -> state["v"]. The server's mean
 and the personal model, the newest body under the own head, are the contract's defaults.
 
+With ``shared`` other layers stay at home; "not:fc2.bias" is FedAvg but for a bias of their own.
+
 Differs from the released code in: the heads' mean of the global model is divided by the number of
 samples.
 """
@@ -14,6 +16,7 @@ samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from pgfed.data.federation import Shard
 from pgfed.methods.contract import Algorithm, need_base
@@ -29,20 +32,27 @@ class FedPer(Algorithm):
     leaves = {"w": "model", "n": "count"}
     personal_from = "both"
     covered = True
-    shared = "body"
     new_client_start = (
         "no global classifier: the common body, with the mean of all clients' classifiers, "
         "weighted by their training samples"
     )
 
+    shared: Annotated[
+        str,
+        "what is averaged: body | all | head | not-norm | a pattern of names | not: and a pattern",
+    ] = "body"
+
     def check_model(self, task: Task) -> None:
-        need_base("fedper", task)
+        task.layout.shared(self.shared)  # a pattern that fits nothing is said now
+        if self.shared == "body":
+            need_base("fedper", task)
 
     def local_update(
         self, task: Task, state: State, message: Message, data: Shard, rng: Rng
     ) -> tuple[State, Update]:
-        theta = task.layout.join(self.shared, message["w"], state["own"])
+        theta = task.layout.join(self.shared, message["w"], state.get("own"))
         theta, kept = sgd(task, theta, data, rng, self.train, state)
-        body, head = task.layout.split(self.shared, theta)
+        w, own = task.layout.split(self.shared, theta)
         # A copy, as a slice of theta would keep all of it in memory.
-        return {"own": head.clone(), **self.keep(**kept)}, {"w": body, "n": len(data)}
+        home = {"own": own.clone()} if len(own) else {}
+        return {**home, **self.keep(**kept)}, {"w": w, "n": len(data)}

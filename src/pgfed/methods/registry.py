@@ -72,6 +72,9 @@ METHODS = {
         "moon:Moon",
         "one model for all: features are drawn towards the common model's",
     ),
+    "fedpac": Entry(
+        "fedpac:FedPAC", "a common body with classes drawn together, heads combined to fit"
+    ),
     "fedbn": Entry("fedbn:FedBN", "FedAvg of all but the normalisation layers, which stay"),
     "fedala": Entry("fedala:FedALA", "each client learns what of the common head to take over"),
     "ifca": Entry("ifca:IFCA", "several common models; each client trains the one that fits it"),
@@ -79,6 +82,7 @@ METHODS = {
     "ditto": Entry(
         "ditto:Ditto", "FedAvg, and at home a personal model on a leash to what is received"
     ),
+    "apple": Entry("apple:Apple", "each client learns how much of every other's core to take"),
     "mr-mtl": Entry("mr_mtl:MRMTL", "each client's own model, pulled towards the mean of them all"),
 }
 BASELINE = "local"  # the paper's, trained in the same rounds as the methods

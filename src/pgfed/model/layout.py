@@ -12,9 +12,11 @@ from torch import Tensor
 
 from pgfed.errors import UserError
 
-# What travels and is averaged: a word below, or a pattern of parameter names such as "conv*".
+# What travels and is averaged: a word below, a pattern of parameter names such as "conv*", or all
+# but what fits one: "not:fc.bias".
 Shared = str
 SHARED = ("all", "body", "head", "not-norm")
+NOT = "not:"
 
 
 class Place(NamedTuple):
@@ -96,14 +98,23 @@ class Layout:
         if which == "not-norm":
             chosen = [place for place in self.places if not place.norm]
         else:
-            chosen = [place for place in self.places if fnmatchcase(place.name, which)]
-            if not chosen:
-                raise UserError(
-                    f"shared: no parameter of the model is called {which!r}; allowed: "
-                    f"{', '.join(SHARED)}, or a pattern of names: "
-                    f"{', '.join(place.name for place in self.places)}"
-                )
+            chosen = self._named(which)
         return _part([(place.start, place.stop) for place in chosen], self.n)
+
+    def _named(self, which: Shared) -> list[Place]:
+        """The tensors whose names fit a pattern, or do not."""
+        pattern = which.removeprefix(NOT)
+        fits = [place for place in self.places if fnmatchcase(place.name, pattern)]
+        rest = [place for place in self.places if place not in fits]
+        chosen = rest if which.startswith(NOT) else fits
+        if not fits or not chosen:
+            what = "no parameter" if not fits else "every parameter"
+            raise UserError(
+                f"shared: {what} of the model is called {pattern!r}; allowed: "
+                f"{', '.join(SHARED)}, a pattern of names, or {NOT} and one: "
+                f"{', '.join(place.name for place in self.places)}"
+            )
+        return chosen
 
     def own(self, which: Shared) -> Part:
         """The rest: what stays with each client."""

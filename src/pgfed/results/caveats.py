@@ -146,7 +146,7 @@ def blind(group: Group, ranked: Sequence[Method]) -> list[str]:
 
 def one_class_only(group: Group) -> list[str]:
     """Models that call every sample by one class, though there are others."""
-    lines = []
+    found: dict[tuple[str, ...], list[str]] = {}  # by whose models: which methods'
     for method in group.methods:
         known = [
             r.metrics for r in method.runs.values() if {"predicted", "majority"} <= set(r.metrics)
@@ -155,12 +155,13 @@ def one_class_only(group: Group) -> list[str]:
             continue
         one = np.all([(m["predicted"] == 1) & (m["majority"] < 1) for m in known], axis=0)
         if one.any():
-            names = [group.clients.names[i] for i in np.flatnonzero(one)]
-            lines.append(
-                f"{method.label}: {count(len(names), 'model')} ({listed(names)}) "
-                f"{'calls' if len(names) == 1 else 'call'} every test sample by one class."
-            )
-    return lines
+            names = tuple(group.clients.names[i] for i in np.flatnonzero(one))
+            found.setdefault(names, []).append(method.label)
+    return [
+        f"{', '.join(methods)}: {count(len(names), 'model')} ({listed(map(called, names))}) "
+        f"{'calls' if len(names) == 1 else 'call'} every test sample by one class."
+        for names, methods in found.items()
+    ]
 
 
 def matrix_diverged(group: Group) -> list[str]:
@@ -248,6 +249,11 @@ def _undefined(group: Group) -> list[str]:
         f"{sentence(group.metric.title)} is undefined on the test data of "
         f"{count(len(names), 'client')} ({listed(names)}), left out of every mean."
     ]
+
+
+def called(name: str) -> str:
+    """A number alone says nothing in a sentence."""
+    return f"client {name}" if name.isdecimal() else name
 
 
 def listed(names: Iterable[str]) -> str:

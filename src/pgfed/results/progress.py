@@ -25,20 +25,26 @@ class Progress(Observer):
     ) -> None:
         self.total = runs * rounds
         self.rounds = self._each = rounds
+        self.runs, self.ended = runs, 0
+        self.heading = ""  # told before the first run
         self.done = 0  # rounds that need not be run any more
         self.ran = 0  # of these, the ones run now: time left is judged by them
         self.clock = clock
-        self.started = clock()
+        self.started = self.began = clock()
         self.method, self.seed = "", 0
         self.score: float | None = None
         self.metric = ACCURACY
         self._samples, self._seconds = 0, 0.0
 
     def begin(self, method: str, run: Run) -> None:
+        if self.heading:
+            self.tell(self.heading)
+            self.heading = ""
         self.method, self.seed, self.rounds = method, run.seed, run.rounds
         self.total -= self._each - run.rounds  # some methods take one round only
         self.score, self.metric = None, run.task.objective.primary
         self.done += len(run.history)
+        self.began = self.clock()
         self._samples, self._seconds = 0, 0.0
         if run.history:
             self.tell(f"{method} seed {run.seed}: going on after round {len(run.history)}")
@@ -46,6 +52,7 @@ class Progress(Observer):
     def skip(self, method: str, seed: int, history: list[Record]) -> None:
         self.total -= self._each - len(history)
         self.done += len(history)
+        self.ended += 1
 
     def warn(self, text: str) -> None:
         """Something the user should know, that is no error."""
@@ -66,19 +73,33 @@ class Progress(Observer):
     def show(self, round: int) -> None:
         """Tell of a finished round."""
 
+    def end(self, method: str, run: Run) -> None:
+        self.ended += 1
+        self.finish(self.clock() - self.began)
+
+    def finish(self, seconds: float) -> None:
+        """Tell of a finished run."""
+
     def where(self) -> str:
         """Which run is going on, for messages."""
         return f"{self.method}, seed {self.seed}" if self.method else "the start"
 
-    def facts(self) -> list[str]:
-        """Score so far, samples per second, time left."""
-        left = (self.clock() - self.started) / self.ran * (self.total - self.done)
-        speed = f"{self._samples / max(self._seconds, 1e-9):,.0f} samples/s"
-        return [
-            f"{self.metric.title} {score(self.score, self.metric)}",
-            *([speed] if self._samples else []),
-            f"{duration(left)} left",
-        ]
+    @property
+    def scored(self) -> str:
+        """The score so far."""
+        return f"{self.metric.title} {score(self.score, self.metric)}"
+
+    @property
+    def speed(self) -> str:
+        """Samples per second; nothing where none were trained on."""
+        rate = self._samples / max(self._seconds, 1e-9)
+        return f"{rate:,.0f} samples/s" if self._samples else ""
+
+    @property
+    def left(self) -> str:
+        """The time, by the rounds run so far."""
+        seconds = (self.clock() - self.started) / self.ran * (self.total - self.done)
+        return f"{duration(seconds)} left"
 
     def __enter__(self) -> Self:
         return self
@@ -114,13 +135,14 @@ class PlainProgress(Progress):
         if round == self.rounds or now - self._last >= EVERY:
             self._last = now
             head = f"{self.method} seed {self.seed} round {round}/{self.rounds}"
-            print(", ".join([head, *self.facts()]), file=self._stream, flush=True)
+            facts = [head, self.scored, *filter(None, [self.speed]), self.left]
+            print(", ".join(facts), file=self._stream, flush=True)
 
 
 class LiveProgress(Progress):
-    """A bar that is redrawn after each round.
+    """Two bars, of this run and of all, redrawn after each round; a finished run leaves a line.
 
-    No thread redraws it in between: worker processes are forked from this one.
+    No thread redraws them in between: worker processes are forked from this one.
     """
 
     def __init__(self, runs: int, rounds: int, stream: TextIO) -> None:
@@ -130,23 +152,49 @@ class LiveProgress(Progress):
         from rich.progress import Progress as Bar
 
         self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=8),  # all of it fits into 80 columns
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),  # all of it fits into 80 columns
+            TextColumn("{task.fields[count]}", markup=False),
+            TextColumn("{task.fields[facts]}", markup=False),
             console=Console(file=stream),
             auto_refresh=False,
             transient=True,
         )
-        self._task = self._bar.add_task("starting", total=self.total, facts="")
+        self._now = self._bar.add_task("starting", total=self.rounds, count="", facts="")
+        self._all = self._bar.add_task("all", total=self.total, count="", facts="")
 
     def tell(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False)
 
+    def begin(self, method: str, run: Run) -> None:
+        super().begin(method, run)
+        self._draw(len(run.history))
+
     def show(self, round: int) -> None:
-        head = f"[bold]{self.method}[/] seed {self.seed} {round}/{self.rounds}"
-        facts = " · ".join(self.facts())
-        self._bar.update(self._task, completed=self.done, description=head, facts=facts)
+        self._draw(round)
+
+    def _draw(self, round: int) -> None:
+        self._bar.update(
+            self._now,
+            total=self.rounds,
+            completed=round,
+            description=f"{self.method}, seed {self.seed}",
+            count=f"round {round}/{self.rounds}",
+            facts=self.scored if round else "",
+        )
+        self._bar.update(
+            self._all,
+            total=self.total,
+            completed=self.done,
+            description=f"all {self.runs} runs" if self.runs > 1 else "all",
+            count=f"{self.ended}/{self.runs} done",
+            facts=self.left if self.ran else "",
+        )
         self._bar.refresh()
+
+    def finish(self, seconds: float) -> None:
+        facts = [f"{self.method}, seed {self.seed}: {self.scored}", duration(seconds), self.speed]
+        self.tell(", ".join(filter(None, facts)))
 
     def __enter__(self) -> Self:
         try:

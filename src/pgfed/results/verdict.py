@@ -17,6 +17,7 @@ from pgfed.results.caveats import (
     FEW,
     attacked,
     blind,
+    called,
     caveats,
     listed,
     majority,
@@ -117,9 +118,9 @@ class _Standing:
         metric = self.group.metric
         alone, together = (score(m.mean(), metric) for m in (self.alone, self.method))
         return (
-            f"with {self.method.label}, {_named(metric)}{alone} alone ({self.alone.label}) becomes "
-            f"{together}: {difference(self.compared, metric)}{points(metric)} on average over the "
-            f"clients ({between(self.compared, metric)})."
+            f"with {self.method.label}, {_named(metric)} goes from {alone} alone "
+            f"({self.alone.label}) to {together}: {difference(self.compared, metric)}"
+            f"{points(metric)} on average over the clients ({between(self.compared, metric)})."
         )
 
 
@@ -151,13 +152,14 @@ def _help(group: Group, ranked: list[Method]) -> Verdict:
     each = [s for m in on_trial if (s := _standing(group, m, len(on_trial))) is not None]
     if not each:
         leader = on_trial[0]
-        verb = "scores highest" if len(ranked) > 1 else "was run alone"
+        reached = f"{_named(group.metric)} {score(leader.mean(), group.metric)}"
+        if len(ranked) > 1:
+            headline = f"{leader.label} scores highest ({reached}); who gained cannot be said."
+        else:
+            headline = f"{leader.label} reaches {reached}; who gained cannot be said."
         return Verdict(
-            f"{leader.label} {verb} ({score(leader.mean(), group.metric)}).",
-            [
-                "There is no baseline under the same seeds, so it cannot be said who gained: add "
-                "alone or local to the methods."
-            ],
+            headline,
+            ["There is no baseline under the same seeds: add alone or local to the methods."],
             [],
             method=leader.label,
         )
@@ -198,7 +200,7 @@ def _headline(of: _Standing) -> tuple[Outcome, str]:
         verb: Outcome = "helped" if of.side > 0 else "harmed"
         if gained or lost:
             return verb, f"Federating {verb}: {counts}."
-        alone = "; of no single client it can be told" if of.gain.known else ""
+        alone = "; for no single client can it be told" if of.gain.known else ""
         return verb, f"Federating {verb} on average{alone}."
     if gained and not lost and of.compared.mean > 0:
         return "helped", f"Federating helped {gained:,} of {n:,} clients clearly{_others(of)}."
@@ -212,7 +214,7 @@ def _headline(of: _Standing) -> tuple[Outcome, str]:
 
 
 def _others(of: _Standing) -> str:
-    return "; of the others, and of the average, it cannot be told"
+    return "; for the others, and for the average, it cannot be told"
 
 
 def counted(gain: Gain) -> str:
@@ -220,7 +222,7 @@ def counted(gain: Gain) -> str:
     if gain.gained is None or gain.lost is None or gain.untold is None:
         return ""
     lost = "none" if not gain.lost else f"{gain.lost:,}"
-    rest = f", of {gain.untold:,} it cannot be told" if gain.untold else ""
+    rest = f"; for {gain.untold:,} it cannot be told" if gain.untold else ""
     return f"{gain.gained:,} of {gain.clients:,} clients clearly gained, {lost} clearly lost{rest}"
 
 
@@ -258,14 +260,11 @@ def _who(of: _Standing) -> list[str]:
 def _told(of: _Standing, client: int) -> str:
     metric = of.group.metric
     value = f"{gain(of.gain.per_client[client], metric)}{points(metric)}"
-    return f"{of.group.clients.names[client]} ({value}, {of.gain.behind(client)})"
+    return f"{called(of.group.clients.names[client])} ({value}, {of.gain.behind(client)})"
 
 
 def _named(metric: Metric) -> str:
-    """Accuracy is what a percentage is taken for; any other metric says its name."""
-    if metric.name == ACCURACY.name:
-        return ""
-    return f"{metric.title} " if metric.more_is_better else f"{metric.title} (less is better) "
+    return metric.title if metric.more_is_better else f"{metric.title} (less is better)"
 
 
 # -- beside what ---------------------------------------------------------------------------------
@@ -283,7 +282,7 @@ def _majority(group: Group) -> list[str]:
     share = majority(group)
     if share is None:
         return []
-    return [f"To name each client's largest class every time would give {score(share, ACCURACY)}."]
+    return [f"Always naming each client's largest class would give {score(share, ACCURACY)}."]
 
 
 def _bound(group: Group, ranked: list[Method]) -> list[str]:

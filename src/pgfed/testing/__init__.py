@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import Process
+from pgfed.engine.compression import Compression
 from pgfed.engine.storage.checkpoints import Checkpoints
 from pgfed.engine.storage.durable import state_from_bytes, state_to_bytes
 from pgfed.engine.storage.store import ClientStore
@@ -307,6 +308,32 @@ def check_tokens(cls: type[Algorithm], **fields: Any) -> None:
         outcome(run)
         assert all(not record["dropped"] for record in run.history)
         assert torch.isfinite(run.global_model()).all()
+
+
+def check_compressed(cls: type[Algorithm], **fields: Any) -> None:
+    """With fewer bytes: every reply counts, and interrupted = uninterrupted."""
+    with started(make(cls, fields)) as run:
+        plain = [run.step() for _ in range(run.rounds)]
+    for compression in (Compression("int8"), Compression("top-k", 0.1)):
+        options: dict[str, Any] = {"compression": compression}
+        with started(make(cls, fields), **options) as run:
+            expected = outcome(run)
+            for record, before in zip(run.history, plain, strict=True):
+                assert record["dropped"] == [], f"{compression.kind}: {record['dropped']}"
+                for way in ("bytes_down", "bytes_up"):
+                    assert record[way] <= before[way], f"{compression.kind}: more {way}"
+        if compression.kind == "top-k":  # which is kept in the same places
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            saved = Checkpoints(Path(folder))
+            with started(make(cls, fields), store=ClientStore(saved.clients), **options) as run:
+                run.step()
+                saved.save(run)
+                saved.wait()
+                history = run.history
+            with started(make(cls, fields), store=ClientStore(saved.clients), **options) as run:
+                assert saved.restore(run, history)
+                check_equal(expected, outcome(run), "compressed and resumed")
 
 
 def check_learns(cls: type[Algorithm], **fields: Any) -> None:

@@ -15,6 +15,7 @@ from pgfed.config.experiment import LAST
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import available_cores
+from pgfed.engine.compression import make_compression
 from pgfed.engine.rounds import Run
 from pgfed.engine.setup import Setup
 from pgfed.methods.contract import Algorithm
@@ -75,6 +76,7 @@ def _method(setup: Setup, backend: Serial, name: str, method: Algorithm) -> Esti
         seed=experiment.seeds[0],
         rounds=PROBE_ROUNDS,
         cohort=len(backend.federation),
+        compression=make_compression(experiment.engine.compression, experiment.engine.top_k),
     )
     first, *_, last = [run.step() for _ in range(PROBE_ROUNDS)]
     per_image = last["train_seconds"] / last["samples"]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pgfed.cli.terminal.tables import console, table
 from pgfed.model.metrics import Metric
-from pgfed.results.comparison import Group, group
+from pgfed.results.comparison import Group, Method, group
 from pgfed.results.folder.layout import methods_of
 from pgfed.results.formats import count, duration, score, size, travelling
 from pgfed.results.formats import gain as points
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pgfed.tuning.cost import Estimate
 
 COLUMNS = ("method", "{}", "{last}", "gain over {over}", "clearly gained", "lost", "sent")
+GAIN = -4  # its column
 MEDIAN = "median client"  # beside a mean that one client can own
 OUTPUTS = {"classes": "classes", "labels": "labels", "values": "values", "masks": "pixel classes"}
 MANY_CLIENTS = 60  # beyond this many a table of clients is cut
@@ -39,9 +40,13 @@ def outcomes(run: RunData, page: Path | None = None) -> None:
     columns = [name.format(found.metric.title, over=found.over, last=last) for name in COLUMNS]
     if not found.metric.bounded:
         columns.insert(2, MEDIAN)
-    screen.print(table(columns, outcome_rows(found)))
-    for line in judge(found).lines:  # wrapped at words on a terminal, one line each elsewhere
-        screen.print(line, soft_wrap=not screen.is_terminal, markup=False)
+    rows: list[list[str | Text]] = [list(row) for row in outcome_rows(found)]
+    for row, method in zip(rows, _as_asked(found), strict=True):
+        row[GAIN] = Text(str(row[GAIN]), style=_colour(found, method))
+    screen.print(table(columns, rows))
+    for k, line in enumerate(judge(found).lines):  # wrapped at words on a terminal only
+        style = "bold" if k == 0 else None
+        screen.print(line, soft_wrap=not screen.is_terminal, markup=False, style=style)
     screen.print(f"Run folder: {run.path}", soft_wrap=True, markup=False)
     if page is not None:
         shown = Text("Report: ").append(str(page), style=f"link {page.absolute().as_uri()}")
@@ -51,8 +56,7 @@ def outcomes(run: RunData, page: Path | None = None) -> None:
 def outcome_rows(of: Group) -> list[list[str]]:
     """One row per method, means over its seeds; clients gain by their mean over the seeds."""
     rows = []
-    asked = methods_of(of.folders[0].experiment)
-    for method in sorted(of.methods, key=lambda m: asked.index(m.name)):
+    for method in _as_asked(of):
         gain, alone = of.gain(method), method.about.role == "baseline"
         gained, lost = (None, None) if gain is None else (gain.gained, gain.lost)
         cells = [
@@ -67,22 +71,41 @@ def outcome_rows(of: Group) -> list[list[str]]:
     return rows
 
 
+def _as_asked(of: Group) -> list[Method]:
+    """In the order of the experiment file."""
+    asked = methods_of(of.folders[0].experiment)
+    return sorted(of.methods, key=lambda m: asked.index(m.name))
+
+
+def _colour(of: Group, method: Method) -> str:
+    """Of a mean gain whose interval leaves out zero; others have none."""
+    alone = of.baseline(method)
+    if alone is None or method.about.role == "baseline":
+        return ""
+    found = of.compare(method, alone)
+    return "" if found is None or not found.clear else "green" if found.mean > 0 else "red"
+
+
 def _mean(scores: Sequence[float], metric: Metric) -> str:
     return score(float(np.mean(scores)) if scores else None, metric)
+
+
+def header(setup: Setup) -> str:
+    """What runs, in a line."""
+    experiment, federation = setup.experiment, setup.federation
+    return (
+        f"{experiment.name}: {count(len(setup.methods), 'method')} x "
+        f"{count(len(experiment.seeds), 'seed')} x {count(experiment.rounds, 'round')}, "
+        f"{setup.cohort} of {count(len(federation), 'client')} per round, model "
+        f"{experiment.model.name} ({setup.layout.n:,} numbers)"
+    )
 
 
 def dry_run(setup: Setup, estimates: Sequence[Estimate], memory: float) -> None:
     """What would run, and what it would take."""
     screen = console()
-    experiment = setup.experiment
     federation = setup.federation
-    screen.print(
-        f"{experiment.name}: {count(len(setup.methods), 'method')} x "
-        f"{count(len(experiment.seeds), 'seed')} x {count(experiment.rounds, 'round')}, "
-        f"{setup.cohort} of {count(len(federation), 'client')} per round, model "
-        f"{experiment.model.name} ({setup.layout.n:,} numbers)",
-        soft_wrap=True,
-    )
+    screen.print(header(setup), soft_wrap=not screen.is_terminal, markup=False)
     screen.print(f"The model: {travelling(setup.about_model())}.", soft_wrap=True)
     clients(federation)
     columns = ("method", "time", "down", "up", "disk")

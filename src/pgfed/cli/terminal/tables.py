@@ -20,11 +20,18 @@ def console() -> Console:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     """A table whose numbers are aligned to the right."""
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [[_text(cell) for cell in row] for row in rows]
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for k, column in enumerate(columns):
-        numeric = all(row[k][:1] in "+-−–0123456789" for row in cells)
+        numeric = all(row[k].plain[:1] in "+-−–0123456789" for row in cells)
         made.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in cells:
-        made.add_row(*map(Text, row))
+        made.add_row(*row)
     return made
+
+
+def _text(cell: Any) -> Text:
+    """A name is never read as markup."""
+    if isinstance(cell, Text):
+        return cell
+    return Text("" if cell is None else str(cell))

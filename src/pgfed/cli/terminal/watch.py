@@ -19,23 +19,31 @@ from pgfed.results.formats import count, duration, score, size
 INTERVAL = 1.0  # seconds
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 12  # of a curve
+FRAME = 4  # lines beside those of the runs: title, headings, caption, cursor
 
 
-def table(name: str, progress: list[Progress], running: bool, metric: Metric) -> Table:
-    """One line per method and seed."""
-    caption = _left(progress, running)
-    shown = Table(title=Text(name), caption=caption, box=None, title_justify="left")
-    for heading in ("method", "seed"):
-        shown.add_column(heading)
+def table(
+    name: str, progress: list[Progress], running: bool, metric: Metric, lines: int | None = None
+) -> Table:
+    """How far it is, then one line per method and seed; of too many those that matter now."""
+    title = Text(f"{name}: {_left(progress, running)}")
+    fits = len(progress) if lines is None else max(1, lines - FRAME)
+    hidden = len(progress) - fits
+    caption = None
+    if hidden > 0:
+        now = next((k for k, one in enumerate(progress) if not one.finished), len(progress) - 1)
+        first = min(max(0, now - fits // 2), hidden)
+        progress = progress[first : first + fits]
+        caption = Text(f"{hidden} more of {fits + hidden}: a taller window shows them")
+    shown = Table(title=title, caption=caption, box=None, title_justify="left")
+    shown.add_column("method", no_wrap=True)
+    shown.add_column("seed")
     for heading in ("round", metric.title, "best"):
         shown.add_column(heading, justify="right")
     shown.add_column("so far")
-    for heading in ("sent", "samples/s"):
-        shown.add_column(heading, justify="right")
+    shown.add_column("sent", justify="right")
     for one in progress:
         style = "dim" if not one.done else "" if one.finished else "bold"
-        seconds = one.history.train_seconds
-        speed = f"{one.history.samples / seconds:,.0f}" if seconds else "–"
         cells = [
             one.method,
             str(one.seed),
@@ -44,7 +52,6 @@ def table(name: str, progress: list[Progress], running: bool, metric: Metric) ->
             score(_best(one.scores, metric), metric),
             sparkline(one.scores, metric),
             size(one.history.sent[-1] if one.done else 0),
-            speed,
         ]
         shown.add_row(*map(Text, cells), style=style)  # Text: a name is never read as markup
     return shown
@@ -85,14 +92,16 @@ def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.
     # In this order: a run that ends in between is seen as finished, not as abandoned.
     running, progress = at_work(folder), watched.progress()
     if console.is_terminal:
-        with Live(
-            table(name, progress, running, watched.metric), console=console, auto_refresh=False
-        ) as live:
+
+        def now() -> Table:
+            return table(name, progress, running, watched.metric, console.height)
+
+        with Live(now(), console=console, auto_refresh=False) as live:
             try:
                 while running and not _finished(progress):
                     sleep(INTERVAL)
                     running, progress = at_work(folder), watched.progress()
-                    live.update(table(name, progress, running, watched.metric), refresh=True)
+                    live.update(now(), refresh=True)
             except KeyboardInterrupt:
                 return  # nothing was interrupted but the watching
     else:

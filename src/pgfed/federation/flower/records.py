@@ -25,6 +25,8 @@ _TYPES: dict[str, tuple[torch.dtype, np.dtype[Any]]] = {
     "float32": (torch.float32, np.dtype("<f4")),
     "float64": (torch.float64, np.dtype("<f8")),
     "int64": (torch.int64, np.dtype("<i8")),
+    "int32": (torch.int32, np.dtype("<i4")),
+    "int8": (torch.int8, np.dtype("i1")),
 }
 _NAMES = {dtype: name for name, (dtype, _) in _TYPES.items()}
 

@@ -233,7 +233,8 @@ def digest(agreement: Agreement, experiment: Experiment) -> str:
     agreed = agreement.model_dump(include=set(Agreement.model_fields) - {"server", "insecure"})
     document = experiment.values()
     del document["output"]
-    engine = {k: document["engine"][k] for k in ("aggregation", "attackers", "max_update_norm")}
+    kept = ("aggregation", "attackers", "max_update_norm", "compression", "top_k")
+    engine = {k: document["engine"][k] for k in kept}
     del document["engine"]
     text = json.dumps([agreed, document, engine], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

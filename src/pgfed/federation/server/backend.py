@@ -19,7 +19,7 @@ from flwr.app import Message as FlowerMessage
 from pgfed.engine import personal
 from pgfed.engine.backends.base import Backend, Payload
 from pgfed.engine.client import ClientSide
-from pgfed.engine.replies import Form, score_refusal
+from pgfed.engine.replies import score_refusal
 from pgfed.federation.flower import records
 from pgfed.federation.flower.records import (
     MESSAGE,
@@ -225,11 +225,10 @@ class Flower(Backend):
     def _most(self, stage: str, message: Message) -> int:
         """Bytes of the arrays in the answer to this message."""
         task, algorithm = self._side.task, self._side.algorithm
-        form = Form(task.layout, algorithm.shared, task.outputs, task.width)
         if stage == "train":
-            return form.size(personal.declared(message, algorithm), message)
+            return self._side.size(personal.declared(message, algorithm), message)
         if stage == "share":
-            return form.size(algorithm.shares_of(task.layout), message)
+            return self._side.form.size(algorithm.shares_of(task.layout), message)
         return 4 * task.layout.n if stage == "personal" and self._copy else 0
 
     def _head(self, stage: str, round: int, client: int, state: State | None) -> Head:

@@ -23,8 +23,9 @@ from flwr.app import RecordDict
 
 from pgfed.engine import personal
 from pgfed.engine.client import ClientError, ClientSide
+from pgfed.engine.compression import Damaged, make_compression
 from pgfed.engine.privacy import adapted
-from pgfed.engine.replies import Form, refusal
+from pgfed.engine.replies import refusal
 from pgfed.engine.storage.durable import DamagedFile, write_atomic
 from pgfed.errors import UserError
 from pgfed.federation.flower.records import BadRecord, Head, field, pack, unpack
@@ -170,7 +171,7 @@ class Site:
             update, seconds = self._train_privately(head, parts, side, states, base), 0.0
         else:
             update, seconds = self._train_one(side, states, round, base, parts)
-        self._check_step(side, parts["message"], update)
+        self._check_step(side, side.opened(parts["message"]), update)
         reply: Head = {"seconds": seconds, "afresh": afresh}
         if field(head, "alone", bool):
             alone, own = self._side(BASELINE, side.seed), self._states(head, BASELINE)
@@ -218,7 +219,8 @@ class Site:
         """Under a crafted model a step may be long: the longer it is, the more it says."""
         limit = int(update.get("n", 0)) if self._private else side.trains_on(self.client)
         leaves, most = personal.declared(message, side.algorithm), self.file.max_step
-        why = refusal(leaves, _form(side), message, update, limit, most)
+        said = side.heard(leaves, message, update)
+        why = refusal(leaves, side.form, message, said, limit, most)
         if why is not None:
             raise Refused(f"what training gave does not leave this site: {why}")
 
@@ -318,7 +320,7 @@ class Site:
         side, _, _ = self._work(head)
         if set(parts) != {"message"}:
             raise Refused(f"found the parts {sorted(parts)!r:.80}, expected the message alone")
-        arriving.check("message", parts["message"], _form(side), self.file.seats)
+        arriving.check("message", self._opened(head, parts["message"]), side.form, self.file.seats)
         question = arriving.question(head, parts)
         before = self._record.questions(**about)
         if len(before | {question}) > self.file.answers_per_round:
@@ -328,13 +330,23 @@ class Site:
             )
         return {**about, "question": question}
 
+    def _opened(self, head: Head, sent: State) -> State:
+        """What has come or leaves as it is meant: in training it may be encoded."""
+        if head["stage"] not in ("train", "refresh"):
+            return sent
+        try:
+            return self._work(head)[0].opened(sent)
+        except Damaged as damage:
+            raise Refused(f"message: {damage}") from None
+
     def _note(self, head: Head, reply: Head, results: Parts, question: dict[str, Any]) -> None:
         """On record before it leaves; under privacy with what all of the run costs."""
         about = question or {"run": head["run"], "kind": head["stage"]}
         if question and self._private is not None and self._protected(head):
             planned = self._private.facts(head["run"], head["method"])
             about |= {k: planned[k] for k in planned if k == "epsilon"}
-        self._record.add(**about, **left(reply, results))
+        meant = {name: self._opened(head, part) for name, part in results.items()}
+        self._record.add(**about, **left(reply, results, meant))
 
     # -- doing it ------------------------------------------------------------------------------
 
@@ -355,6 +367,7 @@ class Site:
         if (method, seed) not in self._sides:
             task = make_model(self.file, self.experiment, seed, self.federation)
             cohort = self.experiment.cohort_size(self.file.seats)
+            engine = self.experiment.engine
             info = FederationInfo(self.file.seats, cohort, task.layout)
             self._sides[method, seed] = ClientSide(
                 self.methods[method],
@@ -364,6 +377,7 @@ class Site:
                 task.initial(),
                 info,
                 self.experiment.rounds,
+                compression=make_compression(engine.compression, engine.top_k),
             )
         return self._sides[method, seed]
 
@@ -397,8 +411,3 @@ class Site:
         side = self._side(BASELINE, field(head, "seed", int))
         found, _ = side.call("evidence", self.client, head["round"], states.last(), {})
         return found
-
-
-def _form(side: ClientSide) -> Form:
-    task = side.task
-    return Form(task.layout, side.algorithm.shared, task.outputs, task.width)

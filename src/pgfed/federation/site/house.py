@@ -22,6 +22,7 @@ from pgfed.config.description import LEAVES, leaving, leaving_once
 from pgfed.config.tables import Experiment
 from pgfed.data.federation import Federation
 from pgfed.engine import personal
+from pgfed.engine.compression import make_compression
 from pgfed.engine.replies import Form
 from pgfed.engine.storage.durable import write_atomic
 from pgfed.errors import UserError
@@ -91,6 +92,7 @@ def asks(folder: SiteFolder, experiment: Experiment, methods: Mapping[str, Algor
     site = folder.file
     task = make_model(site, experiment, experiment.seeds[0], site.without_data())
     objective = task.objective
+    compression = make_compression(experiment.engine.compression, experiment.engine.top_k)
     lines = [
         f"experiment  {experiment.name} of the federation {site.federation}, at {site.server}",
         f"digest      {digest(site, experiment)}",
@@ -104,10 +106,12 @@ def asks(folder: SiteFolder, experiment: Experiment, methods: Mapping[str, Algor
             continue
         form = Form(task.layout, method.shared, task.outputs, task.width)
         each, once = form.size(method.leaves, {}), leaving_once(type(method))
+        if compression is not None:
+            each = compression.size(form, method.leaves, {})
         train = method.train
         lines.append(
             f"{name}: {train.epochs} epochs a round in batches of {train.batch_size}; "
-            f"{size(each)} leave in each round:"
+            f"{'at most ' if compression else ''}{size(each)} leave in each round:"
         )
         lines += [f"    {line}" for line in leaving(type(method))]
         for key, kind in personal.leaves(method).items():

@@ -121,9 +121,13 @@ class Record:
             self._asked.setdefault(_place(entry), set()).add(entry["question"])
 
 
-def left(reply: Head, results: Mapping[str, State]) -> Entry:
-    """What an answer holds: the names of all of it, bytes and length (norm) of its arrays."""
-    arrays = [v for part in results.values() for v in part.values() if isinstance(v, Tensor)]
+def left(reply: Head, results: Mapping[str, State], meant: Mapping[str, State]) -> Entry:
+    """What an answer holds: the names of all of it, bytes and length (norm) of its arrays.
+
+    ``meant``: the same as it was before it was encoded to travel.
+    """
+    values = [v for part in meant.values() for v in part.values()]
+    arrays = [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
     squares = sum(float(torch.linalg.vector_norm(v.double())) ** 2 for v in arrays)
     return {
         "keys": [*reply, *(f"{name}.{key}" for name, part in results.items() for key in part)],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pgfed.model.metrics import Metric
-from pgfed.report.figures.colours import BLUE, GREY, INK, PALE, SEQUENTIAL, VERMILLION
+from pgfed.report.figures.colours import BLUE, INK, PALE, SEQUENTIAL, STONE, VERMILLION
 from pgfed.report.figures.ordering import CLUSTERED, by_likeness
 from pgfed.report.figures.specification import (
     MAX_CLIENTS,
@@ -29,6 +29,7 @@ from pgfed.report.figures.specification import (
     thinned,
 )
 from pgfed.results import statistics as stats
+from pgfed.results.caveats import FEW
 from pgfed.results.comparison import Group, Method
 from pgfed.results.formats import correlation, factor, gain_axis, points
 from pgfed.results.gains.clients import Gain
@@ -121,14 +122,16 @@ def _bars(gain: Gain, group: Group) -> dict[str, Any]:
     held = common | {
         "x": [n for _, _, n in about],
         "xaxis": "x2",
-        "marker": {"color": GREY},
+        "marker": {"color": STONE},
         "hovertemplate": "client %{customdata[1]}: %{x:,} training samples<extra></extra>",
     }
-    layout = layout_of(gain_axis(group.metric).replace("gain", f"gain over {group.over}"), "")
+    over = gain_axis(group.metric).replace("gain", f"gain over {group.over}")
+    numbers = all(name.isdecimal() for name in names)  # which say themselves that they are clients
+    layout = layout_of(over, "client" if numbers else "")
     layout["yaxis"] |= {"type": "category", "autorange": "reversed", "showgrid": False}
     layout["yaxis"] |= {"dtick": 1, "tickmode": "linear"}
     layout["xaxis"] |= {"domain": [0, 0.72], "zeroline": True}
-    layout["xaxis2"] = axis("samples") | {"domain": [0.78, 1], "nticks": 4}
+    layout["xaxis2"] = axis("samples") | {"domain": [0.78, 1], "nticks": 3, "tickangle": 0}
     layout["bargap"] = 0.25
     return spec([gained, held], layout, height=90 + 22 * max(3, len(order)))
 
@@ -147,7 +150,7 @@ def _gain_and_size(gain: Gain, group: Group) -> dict[str, Any]:
     below = common | {
         "y": [n for _, _, n in about],
         "yaxis": "y2",
-        "marker": {"color": GREY},
+        "marker": {"color": STONE},
         "hovertemplate": "client %{customdata[1]}: %{y:,} training samples<extra></extra>",
     }
     layout = layout_of("client, by gain", gain_axis(group.metric))
@@ -165,7 +168,7 @@ STANDING = {"clearly gained": BLUE, "clearly lost": VERMILLION}
 def _colours(gain: Gain, order: Ints) -> list[str]:
     """By what the evidence carries: a gain that cannot be told is grey, however long its bar."""
     statements = gain.statements
-    return [STANDING.get(statements[i] or "", GREY) for i in order]
+    return [STANDING.get(statements[i] or "", STONE) for i in order]
 
 
 def _whiskers(gain: Gain, order: Ints, metric: Metric) -> dict[str, Any]:
@@ -192,7 +195,7 @@ def _hover(group: Group) -> str:
 
 def _who(fit: Correlation) -> str:
     """Do small or large clients gain more?"""
-    if math.isnan(fit.r):
+    if math.isnan(fit.r) or fit.n < FEW:
         return ""
     found = f"Correlation of gain with the logarithm of the client's size: {correlation(fit)}"
     if fit.p >= 0.05:

@@ -14,6 +14,7 @@ AMBER, MAGENTA, GREEN, PURPLE, TEAL = "#8F6400", "#A8437F", "#00795A", "#6A51B8"
 PALETTE = (VERMILLION, GREEN, MAGENTA, AMBER, PURPLE, TEAL)  # of methods on trial, in this order
 INK = "#1C1F23"  # words, and thin marks over areas
 PALE = "#7FB3D9"  # beside blue: areas, never text or a line
+STONE = "#A9AEB5"  # areas under thin marks
 
 DARK = {
     BLUE: "#6DB9EA",
@@ -26,6 +27,7 @@ DARK = {
     TEAL: "#5FD0DE",
     INK: "#E8E6E1",
     PALE: "#35648A",
+    STONE: "#6B727A",
 }
 
 # Heat maps: few is light and many dark, on either page. Nothing at all is the page itself; a pair

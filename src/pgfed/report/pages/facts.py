@@ -68,6 +68,8 @@ def next_steps(group: Group, verdict: Verdict) -> list[str]:
     """What a reader may do now, the likeliest first."""
     folder = shlex.quote(str(group.folders[0].path))
     seeds = {seed for method in group.methods for seed in method.runs}
+    file = shlex.quote(str(group.folders[0].path / "experiment.toml"))
+    again = f"pgfed run {file} --out NEW"
     steps = []
     if verdict.method is not None and verdict.outcome == "helped":
         steps.append(
@@ -81,11 +83,14 @@ def next_steps(group: Group, verdict: Verdict) -> list[str]:
         )
     if verdict.untold:
         steps.append(
-            f"For the {count(verdict.untold, 'client')} of which it cannot be told, more test "
+            f"For the {count(verdict.untold, 'client')} for which it cannot be told, more test "
             "samples would tell; more rounds or seeds would not make these models surer."
         )
-    if verdict.outcome in ("no-clear-difference", "cannot-be-told") and len(seeds) < 3:
-        steps.append("Repeat it with other seeds: `pgfed run experiment.toml --set seeds=[0,1,2]`.")
+    if verdict.method is not None and verdict.baseline is None:
+        names = ",".join(["local", "alone", *dict.fromkeys(m.base for m in group.methods)])
+        steps.append(f"Give it something to be held against: `{again} --methods {names}`.")
+    elif verdict.outcome in ("no-clear-difference", "cannot-be-told") and len(seeds) < 3:
+        steps.append(f"Repeat it with other seeds: `{again} --seeds 0,1,2`.")
     if verdict.outcome == "harmed":
         steps.append("Train alone, or try other methods: `pgfed methods` lists them.")
     return steps

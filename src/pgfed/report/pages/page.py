@@ -75,7 +75,6 @@ def _group(
     group: Group, index: int, of: int, style: Style, running: Sequence[Method]
 ) -> dict[str, Any]:
     prefix = f"g{index}-" if of > 1 else ""
-    leader = group.ranked[0].label if group.ranked else None
     parts = [
         dataclasses.replace(
             part,
@@ -87,6 +86,7 @@ def _group(
     ]
     names = group.clients.names[:MAX_PICKED]
     verdict = judge(group) if group.methods else None
+    about = verdict.method if verdict else None
     drawn = {
         f.id: [panel.specs for panel in f.panels if panel.specs]
         for part in parts
@@ -100,7 +100,7 @@ def _group(
         "verdict": verdict,
         "next": next_steps(group, verdict) if verdict else [],
         "differing": differing(group),
-        "results": shown(results.results(group), prefix, leader),
+        "results": shown(results.results(group), prefix, about),
         "control": shown(results.control(group), prefix),
         "parts": parts,
         "sections": [*((p.id, p.heading) for p in parts), (f"{prefix}again", "Do it again")],

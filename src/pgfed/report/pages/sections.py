@@ -64,6 +64,7 @@ def sections(group: Group, style: Style, prefix: str, running: Sequence[Method])
             "How fast, and for how many bytes",
             present(curves(group, style, running)),
             filled(("Rounds to a score", results.speed(group))),
+            results.pace(group),
         ),
         Part("held", "Who holds what", present(partition(group) if group.methods else None)),
         Part("pairs", "Which method", present(differences(group, style))),

@@ -53,7 +53,7 @@ def headline(rows: Sequence[Row], metric: Metric) -> list[str]:
     alone, final = (score(_number(best, key), metric) for key in ("local", "final"))
     n_test = int(_number(best, "n_test") or 0)
     second = (
-        f"With {best['method']}, {metric.title} {alone} alone becomes {final}, on "
+        f"With {best['method']}, {metric.title} goes from {alone} alone to {final}, on "
         f"{count(n_test, 'test sample')} of this site."
     )
     low, high = _number(best, "gain_low"), _number(best, "gain_high")
@@ -96,7 +96,7 @@ def table(rows: Sequence[Row], metric: Metric) -> Table:
 
     columns: list[Column[Row]] = [
         Column("method", "Method", "", lambda r: Cell(str(r["method"]))),
-        Column("statement", "Federating", "What this site's test samples say",
+        Column("statement", "Gained?", "What this site's test samples say",
                lambda r: word(SAID.get(str(r.get("clearly") or ""), "not known"))),
         Column("gain", "Gain", "Over training alone",
                lambda r: gained(_float(r, "gain"), metric)),

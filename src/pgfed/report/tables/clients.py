@@ -105,7 +105,7 @@ def _each(shown: Shown) -> list[Column[int]]:
 
     return [
         Column("client", "Client", "", lambda i: Cell(clients.names[i])),
-        Column("statement", "Federating", "What the test samples say, all clients allowed for",
+        Column("statement", "Gained?", "What the test samples say, all clients allowed for",
                lambda i: word(statements[i] or NONE_TOLD)),
         Column("gain", "Gain", "Of the kept model over the one alone",
                lambda i: gained(float(gain.per_client[i]), metric)),
@@ -114,8 +114,8 @@ def _each(shown: Shown) -> list[Column[int]]:
                lambda i: seeds([float(alone[i])], metric)),
         Column("federated", "Federated", f"{sentence(metric.title)} with {shown.method.label}",
                lambda i: seeds([float(own[i])], metric)),
-        Column("behind", "Behind it", "Test samples that one model got right and the other did not",
-               lambda i: Cell(gain.behind(i), float(gain.n_test[i]))),
+        Column("behind", "Test samples", "That only one of the two models got right, of how many",
+               lambda i: Cell(gain.behind(i, noun=""), float(gain.n_test[i]))),
         Column("n_train", "Training samples", "", lambda i: integer(int(clients.n_train[i]))),
         Column("rounds", "Rounds", "In which its training counted",
                lambda i: Cell(f"{rounds[i]:.3g}", float(rounds[i]))),

@@ -21,7 +21,7 @@ from pgfed.report.tables.cells import (
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Curve, Group, Method
-from pgfed.results.formats import NONE, meaning, sentence, size
+from pgfed.results.formats import NONE, axis, meaning, sentence, size
 from pgfed.results.gains.clients import Gain
 from pgfed.results.statistics import Comparison
 from pgfed.results.verdict import last_rounds
@@ -59,12 +59,12 @@ def results(group: Group) -> Table:
 
     return fill(
         "results",
-        f"{sentence(group.metric.title)} is the mean over all clients of each client's own model "
+        f"{sentence(axis(group.metric))} is the mean over all clients of each client's own model "
         "on its own test data"
         + (", ± the standard deviation over seeds" if with_std else "")
         + (". Attackers are left out" if group.attacked else "")
         + ("" if group.metric.more_is_better else ". Less is better; a gain above zero is good")
-        + f". Gains are in {_counted(group.metric)}, with a paired 95 % interval. {_pace(group)}",
+        + f". Gains are in {_counted(group.metric)}, with a paired 95 % interval.",
         _standing_columns(relative, group),
         [(method.label, standing(method)) for method in group.methods],
     )
@@ -73,17 +73,17 @@ def results(group: Group) -> Table:
 _NOTES = {"baseline": "baseline", "bound": "bound, not a choice"}
 
 
-def _pace(group: Group) -> str:
+def pace(group: Group) -> list[str]:
     """How fast the machine was: no comparison, as others may have used it too."""
-    found = [pace for m in group.methods if (pace := m.images_per_second()) is not None]
+    found = [rate for m in group.methods if (rate := m.images_per_second()) is not None]
     if not found:
-        return ""
+        return []
     low, high = (f"{float(f'{value:.2g}'):,.0f}" for value in (min(found), max(found)))
     said = low if low == high else f"{low} to {high}"
-    return (
-        f"Clients trained at {said} samples per second here, a note on the machine; `pgfed bench` "
+    return [
+        f"Clients trained at {said} samples per second here, a note on the machine; pgfed bench "
         "compares speeds."
-    )
+    ]
 
 
 def _counted(metric: Metric) -> str:
@@ -204,7 +204,7 @@ def speed(group: Group) -> Table:
         f"First round in which the mean over seeds reaches this {metric.title}; single seeds in "
         "brackets.",
         columns,
-        [(method.label, method) for method in group.methods if targets],
+        [(m.label, m) for m in group.methods if targets and m.about.course == "rounds"],
     )
 
 

@@ -106,10 +106,11 @@ class Gain:
     def behind(self, client: int, noun: str = "sample") -> str:
         """What stands behind a client's gain, in words: "1 of 17 samples"."""
         n = int(self.n_test[client])
+        all_of_them = f"{n:,} {noun}{'s' * (n != 1)}" if noun else f"{n:,}"
         if self.better is None or self.worse is None or np.isnan(self.per_client[client]):
-            return f"{n:,} {noun}" + ("" if n == 1 else "s")
+            return all_of_them
         better, worse = int(self.better[client]), int(self.worse[client])
-        of = f"of {n:,} {noun}" + ("" if n == 1 else "s")
+        of = f"of {all_of_them}"
         if not worse or not better:
             return f"{better or worse:,} {of}"
         return f"{better:,} better, {worse:,} worse {of}"
