@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from rich.console import Console
@@ -68,6 +70,18 @@ def test_an_unwritable_place_is_one_line(small: Path) -> None:
     (small / "file").write_text("")
     with pytest.raises(UserError, match=r"--out: .* cannot be written"):
         call("report", small, "--out", small / "file" / "x.html")
+
+
+def test_json_has_the_verdict_and_every_table(small: Path) -> None:
+    (found,) = json.loads(call("report", small, "--json"))
+    assert found["metric"] == "accuracy"
+    assert found["verdict"]["headline"]
+    clients = found["tables"]["clients"]
+    assert {"client", "statement", "gain", "interval"} <= clients[0].keys()
+    gain = {row["method"]: row["gain"] for row in found["tables"]["results"]}["pgfed"]
+    assert gain["low"] <= gain["mean"] <= gain["high"]
+    assert gain["mean"] == pytest.approx(np.mean([row["gain"] for row in clients]))
+    assert not (small / "report.html").exists()
 
 
 # -- watch -------------------------------------------------------------------------------------

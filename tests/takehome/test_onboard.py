@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from torch import nn
 
 import pgfed as package
@@ -131,6 +132,33 @@ def test_it_can_be_repeated_with_dropout(pgfed: Command, tmp_path: Path) -> None
     words += ["--allow-module", Forgetful.__module__]
     first, again = (json.loads(pgfed(*words, "--out", name).out) for name in ("a", "b"))
     assert first == again
+
+
+def test_the_gain_has_an_interval_and_ties_are_named(grey: Grey, new: Path, pgfed: Command) -> None:
+    """By hand, from the two models' answers on the 15 test samples."""
+    done = pgfed("onboard", grey[0], "--data", f"npz:{new}", "--epochs", 2, "--out", "a", "--json")
+    found = json.loads(done.out)
+    test = divided(new).test(0)
+    x, y = test.batch(slice(None))
+    right = {}
+    for row in found["methods"]:
+        module, _ = package.load(Path("a") / row["method"] / "model.safetensors")
+        with torch.no_grad():
+            right[row["method"]] = (module(x).argmax(1) == y).long()
+    for row in found["methods"][1:]:
+        difference = (right[row["method"]] - right["local"]).double()
+        assert row["gain"]["mean"] == pytest.approx(float(difference.mean()))
+        assert row["gain"]["low"] < row["gain"]["mean"] < row["gain"]["high"]
+    best = right[found["recommended_method"]]
+    tied = []
+    for name, others in right.items():
+        better, worse = int((best > others).sum()), int((best < others).sum())
+        p = binomtest(better, better + worse).pvalue if better + worse else 1.0
+        if name != found["recommended_method"] and p > 0.05:
+            tied.append(name)
+    assert found["tied_methods"] == tied
+    said = pgfed("onboard", grey[0], "--data", f"npz:{new}", "--epochs", 2, "--out", "b").out
+    assert ("Tied: 15 test samples cannot tell" in said) == bool(tied)
 
 
 def test_what_is_printed(grey: Grey, new: Path, pgfed: Command) -> None:

@@ -50,9 +50,15 @@ def report(
         ),
     ] = None,
     open_page: Open = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print verdict and tables as JSON, and nothing else.")
+    ] = False,
 ) -> None:
     """Say who gained, how much and with which method: one page, or tables for a paper."""
     groups = reports.read(folders)
+    if as_json:
+        print(json.dumps(reports.plain(groups), indent=2, allow_nan=False))
+        return
     text = reports.render(groups, format, table)
     if out is None and format is Format.html:
         out = (folders[0] if len(folders) == 1 else Path()) / "report.html"

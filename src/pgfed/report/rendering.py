@@ -56,6 +56,13 @@ def render(groups: Sequence[Group], format: Format = Format.html, table: str | N
     return page(groups)
 
 
+def plain(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Verdict and tables of each federation, for programs."""
+    from pgfed.report.text import as_plain
+
+    return as_plain(groups)
+
+
 def possible() -> bool:
     """Is what the page is drawn with installed? It comes with `pip install pgfed[report]`."""
     return all(find_spec(name) is not None for name in ("plotly", "jinja2"))

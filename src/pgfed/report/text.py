@@ -1,10 +1,12 @@
-"""Tables as Markdown and CSV."""
+"""Tables as Markdown and CSV, and for programs."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from pgfed.report.tables.against_paper import against_paper, domains_against_pap
 from pgfed.report.tables.cells import Cell, Table
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
+from pgfed.results.formats import NONE
 from pgfed.results.statistics import Comparison
 from pgfed.results.verdict import judge
 
@@ -109,6 +112,27 @@ def _md(text: str) -> str:
     for sign in "\\`*_<>|[]":
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())
+
+
+def as_plain(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Verdict and tables of each group: a cell is its number, else its words."""
+    found: list[dict[str, Any]] = [
+        {"federation": group.title, "metric": group.metric.name, "verdict": asdict(judge(group))}
+        for group in groups
+    ]
+    for index, _, table in _tables(groups):
+        if index is not None:
+            rows = [{k: _plain(cell) for k, cell in row.items()} for row in table.records()]
+            found[index].setdefault("tables", {})[table.name] = rows
+    return found
+
+
+def _plain(cell: Cell) -> Any:
+    if cell.interval is not None:
+        return dict(zip(("low", "mean", "high"), map(float, cell.interval), strict=True))
+    if cell.value is None:
+        return None if cell.text == NONE else cell.text
+    return cell.value if isinstance(cell.value, str | int) else float(cell.value)
 
 
 def comma_separated(groups: Sequence[Group]) -> str:

@@ -2,7 +2,8 @@
 
 The method's global model is fine-tuned on the new site's training data; training alone, from the
 start that all clients shared, goes beside it. How many epochs are worth while is chosen on a
-validation share of the training data; the test data only tells how good the result is.
+validation share of the training data; the test data only tells how good the result is, and who
+cannot be told apart from it.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ from pgfed.report.figures.colours import GREY
 from pgfed.results.folder import layout
 from pgfed.results.folder.layout import csv_text
 from pgfed.results.formats import axis, factor
+from pgfed.results.gains.clients import Gain, gain_between
+from pgfed.results.gains.resampling import Measure, measure_of
 from pgfed.results.kept import manifest as manifests
 from pgfed.results.kept.models import Model, kept_models
 from pgfed.results.kept.writing import write_frozen, write_model
-from pgfed.results.runs import RunData
+from pgfed.results.runs import Evidence, RunData
 from pgfed.results.summary import number
 from pgfed.takehome.figures import drawing
 from pgfed.takehome.metrics import objective_of
@@ -72,6 +75,7 @@ class Newcomer:
     curve: list[Epoch]
     epochs: int  # recommended, chosen on the validation share
     values: dict[str, Tensor]  # the model after so many, as the module's state_dict
+    evidence: Evidence | None  # what that model gives for each test sample, if there are any
 
     @property
     def before(self) -> Epoch:
@@ -90,6 +94,7 @@ class Onboarding:
     site: Federation  # of one client
     newcomers: list[Newcomer]  # training alone comes first
     task: Task
+    measure: Measure  # of the metric
 
     @property
     def metric(self) -> Metric:
@@ -100,22 +105,51 @@ class Onboarding:
         """By validation data; where several are equal, the first: training alone needs nobody."""
         return max(self.newcomers, key=lambda n: _standing(n.after, self.metric))
 
+    def gain(self, newcomer: Newcomer, over: Newcomer) -> Gain | None:
+        """On the site's test samples, with how surely; None where there are none."""
+        a, b = newcomer.evidence, over.evidence
+        scores = newcomer.after.test_score, over.after.test_score
+        if a is None or b is None or scores[0] is None or scores[1] is None:
+            return None
+        each = np.array([[scores[0]]]), np.array([[scores[1]]])
+        return gain_between([(a, b)], each, np.diff(a.offsets), self.measure)
+
+    @property
+    def tied(self) -> list[Newcomer]:
+        """Those that test samples cannot tell from the best."""
+        others = [n for n in self.newcomers if n is not self.best]
+        return [n for n in others if not is_clear(self.gain(self.best, n))]
+
     def as_json(self) -> dict[str, Any]:
         return {
             "data": self.data,
             "seed": self.seed,
             "samples": self.site.table()[0],
             "recommended_method": self.best.method,
+            "tied_methods": [n.method for n in self.tied],
             "methods": [
                 {
                     "method": n.method,
                     "start": n.start,
                     "recommended_epochs": n.epochs,
+                    "gain": _plain(self.gain(n, self.newcomers[0])),
                     "curve": [asdict(epoch) for epoch in n.curve],
                 }
                 for n in self.newcomers
             ],
         }
+
+
+def is_clear(gain: Gain | None) -> bool:
+    """Whether a site's test samples say that it gained or lost."""
+    return gain is not None and gain.statements[0] in ("clearly gained", "clearly lost")
+
+
+def _plain(gain: Gain | None) -> dict[str, float | None] | None:
+    if gain is None:
+        return None
+    sides = (("mean", gain.per_client), ("low", gain.low), ("high", gain.high))
+    return {name: number(float(values[0])) for name, values in sides}
 
 
 def onboard(
@@ -166,8 +200,24 @@ def onboard(
         for name, (theta, source) in starts.items():
             curve, best, tuned = tune(task, theta, site, streams, train)
             start = _start(run, name, allowed)
-            newcomers.append(Newcomer(name, start, source, curve, best, task.named(tuned)))
-    return Onboarding(data, chosen, train, site, newcomers, task)
+            found = _evidence(task, tuned, site)
+            newcomers.append(Newcomer(name, start, source, curve, best, task.named(tuned), found))
+    return Onboarding(data, chosen, train, site, newcomers, task, measure_of(run))
+
+
+def _evidence(task: Task, theta: Tensor, site: Federation) -> Evidence | None:
+    """What a model gives for each of the site's test samples."""
+    test, objective = site.test(0), task.objective
+    if not len(test):
+        return None
+    pairs = task.predictions(theta, test)
+    outcome = torch.cat([objective.outcomes(found, y).cpu() for found, y in pairs]).float()
+    outputs = target = None
+    if objective.targets != "masks":
+        outputs = torch.cat([found for found, _ in pairs]).float().cpu().numpy()
+        target = torch.cat([y for _, y in pairs]).cpu().numpy()
+    group = site.groups(0, part=2)
+    return Evidence(np.array([0, len(test)]), outcome.numpy(), outputs, target, group)
 
 
 def _site(data: str, root: Path, model: Model, table: Data, skip_bad: bool) -> Federation:

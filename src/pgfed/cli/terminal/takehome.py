@@ -7,6 +7,7 @@ import numpy as np
 from pgfed.cli.terminal.tables import console, table
 from pgfed.model.metrics import Metric, described, label_of
 from pgfed.results.formats import bare, bracketed, count, gain, percent, score
+from pgfed.results.gains.clients import Gain
 from pgfed.takehome.across import Across
 from pgfed.takehome.evaluate import Evaluation, Row
 from pgfed.takehome.influence import MOST, Reasons
@@ -133,7 +134,7 @@ def onboarding(of: Onboarding, out: str) -> None:
         soft_wrap=True,
     )
     columns = ("start from", "epochs", "validation", "test before", "test", "gain over alone")
-    alone = of.newcomers[0].after.test_score
+    alone = of.newcomers[0]
     cells = [
         (
             _name(n),
@@ -141,7 +142,7 @@ def onboarding(of: Onboarding, out: str) -> None:
             score(n.after.validation_score, of.metric),
             score(n.before.test_score, of.metric),
             score(n.after.test_score, of.metric),
-            "" if n.method == ALONE else _gain(n.after.test_score, alone, of.metric),
+            "" if n.method == ALONE else _gain(of.gain(n, alone), of.metric),
         )
         for n in of.newcomers
     ]
@@ -149,7 +150,8 @@ def onboarding(of: Onboarding, out: str) -> None:
     for n in of.newcomers:
         if n.method != ALONE and n.start.startswith("no "):
             screen.print(f"{n.method} has {n.start}.", markup=False, soft_wrap=True)
-    screen.print(_advice(of), markup=False, soft_wrap=True)
+    for line in _advice(of):
+        screen.print(line, markup=False, soft_wrap=not screen.is_terminal)
     screen.print(f"Models, manifests and learning curves: {out}", markup=False, soft_wrap=True)
 
 
@@ -157,7 +159,7 @@ def _name(newcomer: Newcomer) -> str:
     return "alone (untrained)" if newcomer.method == ALONE else newcomer.method
 
 
-def _advice(of: Onboarding) -> str:
+def _advice(of: Onboarding) -> list[str]:
     """Chosen on validation data; the test data only says what it is worth."""
     best, alone = of.best, of.newcomers[0]
     epochs = count(best.epochs, "epoch")
@@ -168,15 +170,26 @@ def _advice(of: Onboarding) -> str:
     else:
         text = f"Start from {best.method}'s model and fine-tune for {epochs}"
     if best.after.test_score is None:
-        return f"{text}. There is no test data to tell what that gives."
+        return [f"{text}. There is no test data to tell what that gives."]
     text += f": {score(best.after.test_score, of.metric)} on the new site's test data"
     if best is not alone:
         text += f", against {score(alone.after.test_score, of.metric)} alone"
-    return f"{text}."
+    lines = [f"{text}."]
+    if of.tied:
+        names = " and ".join(_name(n) for n in of.tied)
+        samples = count(of.site.table()[0]["n_test"], "test sample")
+        lines.append(f"Tied: {samples} cannot tell {best.method} from {names}.")
+    return lines
 
 
-def _gain(a: float | None, b: float | None, metric: Metric) -> str:
-    return gain(None if a is None or b is None else metric.sign * (a - b), metric)
+def _gain(found: Gain | None, metric: Metric) -> str:
+    """With its interval, which is of this site by itself."""
+    if found is None:
+        return gain(None, metric)
+    value, low, high = (float(v[0]) for v in (found.per_client, found.low, found.high))
+    if np.isnan(low):
+        return gain(value, metric)
+    return f"{gain(value, metric)} [{gain(low, metric)}, {gain(high, metric)}]"
 
 
 def reasons(of: Reasons) -> None:
