@@ -94,10 +94,14 @@ def half_sent(site: Hostile, message: Message, answer: RecordDict) -> None:
     site.announce(reply, private.get_object_tree(reply))
 
 
-def too_large(site: Hostile, message: Message, answer: RecordDict) -> None:
-    """A hundred megabytes where a hundred kilobytes were expected."""
-    answer["update.arrays"]["w"] = Array("float32", (1,), RAW, os.urandom(100_000_000))
-    site.fleet.answer(Message(answer, reply_to=message))
+def large(size: int) -> Trick:
+    """So many bytes where a hundred kilobytes were expected."""
+
+    def trick(site: Hostile, message: Message, answer: RecordDict) -> None:
+        answer["update.arrays"]["w"] = Array("float32", (1,), RAW, os.urandom(size))
+        site.fleet.answer(Message(answer, reply_to=message))
+
+    return trick
 
 
 def growing_tree(site: Hostile, message: Message, answer: RecordDict) -> None:

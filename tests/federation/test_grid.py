@@ -11,6 +11,7 @@ from federation.flower_private import ObjectTree
 from pgfed.federation.flower import private
 from pgfed.federation.flower.grid import LinkGrid, Stopped
 from pgfed.federation.flower.guard import Refusal, Visitor
+from pgfed.federation.flower.link import Link
 from pgfed.federation.flower.records import MESSAGE, BadRecord, pack, unpack
 from pgfed.federation.folders.keys import public_pem
 
@@ -30,7 +31,7 @@ class Office:
     def __init__(self) -> None:
         keys = [ec.generate_private_key(ec.SECP384R1()).public_key() for _ in range(2)]
         pems = [public_pem(key) for key in keys]
-        self.link = private.Link()
+        self.link = Link()
         nodes = [self.link.node(pem) for pem in pems]
         self.sites = [Visitor(i, f"site-{i}", nodes[i], keys[i]) for i in range(2)]
         for node in nodes:

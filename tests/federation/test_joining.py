@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 import subprocess
 import time
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from federation import small
+from federation.local_grid import grid_of
 from federation.running import PGFED, Running, free_port, until
 from federation.test_commands import mistake, pgfed
 from federation.test_strangers import context
@@ -21,7 +23,9 @@ from pgfed.federation.folders.folder import FederationFolder, SiteFolder, digest
 from pgfed.federation.folders.invitations import Token, read_token
 from pgfed.federation.folders.keys import load_private, make_authority
 from pgfed.federation.server import lobby
+from pgfed.federation.server.conduct import Options, conduct
 from pgfed.federation.site import joining
+from pgfed.federation.site.answers import Site
 
 
 @pytest.fixture(scope="module")
@@ -264,29 +268,32 @@ def test_seats_are_added_and_every_site_agrees_anew(tmp_path, capsys):
             kept = tomllib.loads((site / "site.toml").read_text())
             assert (kept["seats"], kept["max_rounds"], kept["auto_approve"]) == (4, 9, False)
             assert kept["data"].startswith("npz:")
-        for i, site in enumerate([*folders, tmp_path / "new"]):
+        sites = []
+        for site in [*folders, tmp_path / "new"]:
             assert pgfed(capsys, "approve", site, "--yes")[0] == 0
-            federation.start(f"site-{i}", "site", str(site))
-        federation.finish("--min-replies", "4", "--round-timeout", "60")
+            sites.append(Site(SiteFolder(site)))
+        conduct(grid_of(sites), FederationFolder(place), Options(min_replies=4))
         for site in [*folders, tmp_path / "new"]:
             assert list((site / "models").glob("small/pgfed/seed-0/model.safetensors"))
         (federation.folder.run / "federation.json").write_text('{"run": "x", "digest": "y"}')
         assert "not over" in mistake(capsys, "add-seats", place, 1)
 
 
-def test_a_site_gets_a_new_key_in_its_own_folder(tmp_path, capsys):
-    """Its data, limits, record and models stay."""
-    with Running(tmp_path) as federation:
-        place, site = federation.folder.path, small.site_path(federation.folder.path, 1)
-        before, settings = (site / "site.key").read_bytes(), (site / "site.toml").read_text()
-        federation.serve()
-        assert pgfed(capsys, "remove-site", place, "site-01")[0] == 0
-        token = read_token(pgfed(capsys, "invite", place, "site-01")[1].splitlines()[0])
-        joining.join(site, token)
-        assert (site / "site.key").read_bytes() != before
-        assert tomllib.loads((site / "site.toml").read_text()) == tomllib.loads(settings)
-        federation.site(1)
-        until(lambda: "connected" in federation.said("site-1"), "it is let in")
+def test_a_site_gets_a_new_key_in_its_own_folder(running, capsys, tmp_path):
+    """What else is there stays, and the new key is let in at once; the old one is not."""
+    place, site = running.folder.path, tmp_path / "site"
+    joining.join(site, invited(running, capsys, "site-04"))
+    settings = (site / "site.toml").read_text()
+    shutil.copytree(site, tmp_path / "old")
+    (site / "record.jsonl").write_text("as it was")
+    assert pgfed(capsys, "remove-site", place, "site-04")[0] == 0
+    joining.join(site, invited(running, capsys, "site-04"))
+    assert (site / "site.key").read_bytes() != (tmp_path / "old" / "site.key").read_bytes()
+    assert tomllib.loads((site / "site.toml").read_text()) == tomllib.loads(settings)
+    assert (site / "record.jsonl").read_text() == "as it was"
+    assert joining.fetch(SiteFolder(site)) == []
+    with pytest.raises(UserError, match="this key is not admitted"):
+        joining.fetch(SiteFolder(tmp_path / "old"))
 
 
 def test_names_stay_as_they_are_when_seats_are_added(tmp_path):

@@ -1,13 +1,15 @@
 """What pgfed needs of Flower beyond its documented packages, and what breaks where it is gone.
 
 A new release of Flower: raise the bound in pyproject.toml, run this, and mend
-`pgfed.federation.flower.private` until it passes; then the rest of this folder.
+`private` and `link` in `pgfed.federation.flower` until it passes; then the rest of this folder.
 """
 
 from __future__ import annotations
 
 import ast
 import os
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 
 import pgfed
 from federation import flower_private as of_tests
-from pgfed.federation.flower import QUIET, private
+from pgfed.federation.flower import QUIET, link, private
 from pgfed.federation.flower.guard import LIMITS
 
 # what is needed -> what does not work without it
@@ -117,18 +119,27 @@ def imports(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("root", "place", "needs"),
+    ("root", "places", "needs"),
     [
-        (Path(pgfed.__file__).parent, Path(private.__file__), NEEDS),
-        (Path(__file__).parents[1], Path(of_tests.__file__), NEEDS_OF_TESTS),
+        (Path(pgfed.__file__).parent, [link, private], NEEDS),
+        (Path(__file__).parents[1], [of_tests], NEEDS_OF_TESTS),
     ],
     ids=["pgfed", "tests"],
 )
-def test_one_file_touches_it_and_the_list_above_is_complete(root, place, needs):
+def test_no_other_file_touches_it_and_the_list_above_is_complete(root, places, needs):
     touched = {file: found for file in sorted(root.rglob("*.py")) if (found := imports(file))}
     touched.pop(Path(__file__), None)
-    assert list(touched) == [place]
-    assert touched[place] == set(needs)
+    assert list(touched) == [Path(place.__file__) for place in places]
+    assert set().union(*touched.values()) == set(needs)
+
+
+def test_a_site_does_without_what_the_server_needs():
+    """A database's library alone would take a second to start, and 40 MB."""
+    heavy = "sqlalchemy", "alembic", "uvicorn", "pgfed.federation.server", link.__name__
+    start = "import sys, pgfed.federation.site.process"
+    code = f"{start}; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_clients_and_state_have_what_is_called():
@@ -154,13 +165,13 @@ def test_flower_serves_sites_where_the_guard_looks():
     """Else the server would be closed to them, or the guard's limits would bound nothing."""
     from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 
-    paths = {route.path for route in private.fleet.routes}
+    paths = {route.path for route in link.fleet.routes}
     assert {private.FLEET + kind for kind in LIMITS} <= paths
     assert private.CHUNK == FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 
 
 def test_only_the_interface_for_sites_is_served():
-    app = private.Link().app()
+    app = link.Link().app()
     assert not [name for name in ("/v1/control", "/v1/runtime", "/docs") if name in str(app.routes)]
     assert app.openapi_url is None
 

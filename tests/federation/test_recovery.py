@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -23,11 +22,9 @@ from pgfed.federation.site.answers import Site
 
 
 def status(federation: Running) -> tuple[int, dict]:
-    """Exit code and what a program is told."""
-    done = subprocess.run(
-        [*PGFED, "status", str(federation.folder.path), "--json"], capture_output=True, text=True
-    )
-    return done.returncode, json.loads(done.stdout)
+    """The exit code of `status`, and what it tells a program."""
+    told = look(federation.folder)
+    return int(bool(told["wrong"])), told
 
 
 def test_the_server_is_killed_while_sites_work_and_goes_on_by_itself(tmp_path):
@@ -65,7 +62,7 @@ def test_the_server_is_killed_while_sites_work_and_goes_on_by_itself(tmp_path):
         until(lambda: status(federation)[0] == 0, "all is well", 60)
 
 
-def test_a_second_start_with_the_same_key_and_data_that_comes_late(tmp_path):
+def test_data_that_comes_late_a_second_start_and_the_end(tmp_path):
     with Running(tmp_path) as federation:
         data = tmp_path / "data-0.npz"
         data.rename(tmp_path / "not-mounted")
@@ -84,6 +81,13 @@ def test_a_second_start_with_the_same_key_and_data_that_comes_late(tmp_path):
         until(lambda: "cannot be reached" in federation.said("site-0"), "it looks for the server")
         federation.serve()
         until(lambda: "connected" in federation.said("site-0"), "it is there")
+        assert federation.folder.socket.is_socket()
+        # Told to end by systemd, or with Ctrl+C.
+        for name, number in (("site-0", signal.SIGINT), ("server", signal.SIGTERM)):
+            federation.processes[name].send_signal(number)
+            assert federation.processes[name].wait(60) == 0, federation.said(name)
+            assert "Traceback" not in federation.said(name)
+        assert not federation.folder.socket.exists()
 
 
 def test_a_server_that_cannot_serve_any_more_ends(tmp_path, monkeypatch):
@@ -97,20 +101,6 @@ def test_a_server_that_cannot_serve_any_more_ends(tmp_path, monkeypatch):
     folder = small.make(tmp_path, f"127.0.0.1:{free_port()}")
     with pytest.raises(RuntimeError, match="no more connections"):
         serve(folder, lambda text: None)
-
-
-def test_server_and_site_end_when_told_to(tmp_path):
-    """By systemd, or with Ctrl+C."""
-    with Running(tmp_path) as federation:
-        federation.site(0)
-        federation.serve()
-        until(lambda: "connected" in federation.said("site-0"), "it is there")
-        assert federation.folder.socket.is_socket()
-        for name, number in (("site-0", signal.SIGINT), ("server", signal.SIGTERM)):
-            federation.processes[name].send_signal(number)
-            assert federation.processes[name].wait(20) == 0, federation.said(name)
-            assert "Traceback" not in federation.said(name)
-        assert not federation.folder.socket.exists()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])

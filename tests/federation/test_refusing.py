@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 from datetime import UTC, datetime
 
 import httpx
@@ -161,7 +162,7 @@ def test_a_site_outlives_every_refusal(monkeypatch):
     ]
     fleet, said = Fleet(failures), []
     with pytest.raises(Enough):
-        Attendance(None, fleet, said.append).go_on()
+        Attendance(None, fleet, said.append, threading.Event()).go_on()
     assert not fleet.failures
     assert (fleet.came, fleet.gone) == (2, True)
     assert said.count("the server refuses (503): because 503") == 1

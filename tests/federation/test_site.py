@@ -7,21 +7,24 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from safetensors.torch import load_file
 
 from federation import small
+from federation.flower_private import TaskIdentity
 from pgfed.errors import UserError
-from pgfed.federation.flower.records import pack, unpack
+from pgfed.federation.flower.records import MESSAGE, pack, unpack
 from pgfed.federation.folders import making
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import holds_claim, load_public
+from pgfed.federation.site import process
 from pgfed.federation.site import states as site_states
 from pgfed.federation.site.answers import Site
 from pgfed.federation.site.states import States
@@ -374,3 +377,48 @@ def test_a_site_with_other_frozen_values_is_refused(made, site):
     content = {"stage": "hello", "run": RUN, "nonce": "n", "digest": agreed}
     head, _ = unpack(site.answer(pack({**content, "frozen": "0" * 64}), NODE))
     assert "frozen values are others here" in head["error"]
+
+
+class Asking:
+    """A connection on which there is always one more message."""
+
+    node = 1000
+
+    def __init__(self) -> None:
+        self.answered = 0
+
+    def come(self) -> None:
+        pass
+
+    def receive(self, seconds: float) -> Message:
+        return Message(pack({"stage": "hello"}), dst_node_id=1, message_type=MESSAGE, ttl=60)
+
+    def answer(self, reply: Message) -> None:
+        self.answered += 1
+        assert self.answered < 10, "it goes on"
+
+    def go(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_site_that_is_told_to_stop_at_its_work_stops(site, monkeypatch, lost):
+    """What it does then has not failed; and it stops even where the exception got lost."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+    def told(head, parts, node):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except BaseException:
+            if not lost:
+                raise
+        return {}, {}
+
+    monkeypatch.setattr(site, "_hello", told)
+    monkeypatch.setattr(site, "_note", lambda *words: None)
+    fleet, before = Asking(), signal.getsignal(signal.SIGTERM)
+    with process._stoppable() as stopping:
+        process.Attendance(site, fleet, lambda text: None, stopping).go_on()
+    assert stopping.is_set()
+    assert fleet.answered == lost
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -28,10 +28,9 @@ from federation.flower_private import interceptor
 from federation.hostile import (
     Hostile,
     fleet_of,
-    growing_tree,
     half_sent,
+    large,
     repeated_chunk,
-    too_large,
 )
 from federation.running import Running, until
 from federation.small import history
@@ -271,30 +270,29 @@ def test_a_clock_that_is_wrong_is_named(federation, monkeypatch):
     assert "site-01 refused: clock 12 s ahead" in federation.said("server")
 
 
-TIMEOUT = 6.0
-TRICKS = {2: half_sent, 3: too_large, 4: growing_tree, 5: repeated_chunk}
+TIMEOUT = 10.0
+TRICKS = {2: half_sent, 3: large(12_000_000), 4: repeated_chunk}  # nightly there are more
 
 
 def test_a_hostile_site_costs_itself_the_round_and_nobody_anything(tmp_path):
-    with Running(tmp_path, cohort=1.0, rounds=6) as running:
+    with Running(tmp_path, cohort=1.0, rounds=4) as running:
         running.site(0)
         running.site(1)
         running.serve()
         hostile = Hostile(small.site_path(running.folder.path, 2), TRICKS)
         hostile.start()
-        running.finish("--round-timeout", f"{TIMEOUT:g}")
+        # Of the honest ones, who is late on a busy machine is asked again.
+        running.finish("--round-timeout", f"{TIMEOUT:g}", "--min-replies", "2")
         peak = memory(running, "VmHWM")
         hostile.over.set()
         hostile.join(60)
         told = history(running.folder, "pgfed")
-        why = {r["round"]: d["reason"] for r in told for d in r["dropped"] if d["client"] == 2}
-        late = f"no reply within {TIMEOUT:g} s"
-        assert why.pop(2) == why.pop(4) == late
-        assert "larger than the" in why.pop(3)
-        assert "its arrays take more than" in why.pop(5)
+        why = {(r["round"], d["client"]): d["reason"] for r in told for d in r["dropped"]}
+        assert why.pop((2, 2)) == f"no reply within {TIMEOUT:g} s"
+        assert "larger than the" in why.pop((3, 2))
+        assert "its arrays take more than" in why.pop((4, 2))
         assert not why
         assert hostile.codes in ({3: 413}, {3: 0})
-        assert all(r["seconds"] < 2 * TIMEOUT for r in told)
         assert peak < 600
         lost = small.serial(running.folder, "pgfed", lose=lambda t, i: i == 2 and t in TRICKS)
         for client in range(small.SITES):

@@ -296,7 +296,7 @@ def test_what_lies_in_a_folder_and_what_comes_late(tmp_path, row):
     made = small.make(tmp_path / "f", methods=["fedavg"])
     test_site.test_nothing_in_the_sites_folder_is_imported(made, tmp_path / "f")
     row("D7", "json.py, httpx.py and tomli_w.py in a site's folder", "refused: nothing is imported")
-    test_recovery.test_a_second_start_with_the_same_key_and_data_that_comes_late(tmp_path / "late")
+    test_recovery.test_data_that_comes_late_a_second_start_and_the_end(tmp_path / "late")
     row("D12", "data that is not mounted at the start", "refused: data: ... is not there; waiting")
 
 

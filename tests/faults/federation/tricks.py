@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import Message, RecordDict
 
 from federation.flower_private import Node, ObjectTree, PushMessagesRequest, message_to_proto
-from federation.hostile import Hostile, Trick, growing_tree, half_sent, repeated_chunk, too_large
+from federation.hostile import Hostile, Trick, growing_tree, half_sent, large, repeated_chunk
 from pgfed.federation.flower import private
 from pgfed.federation.flower.records import pack, unpack
 
@@ -73,7 +73,7 @@ SCRIPT = "<script>alert(1)</script>"
 # round -> what REVIEW calls it, what is done, what the history must say, and how
 SITE: dict[int, tuple[str, str, str, Trick]] = {
     2: ("D4", "a reply half sent", "no reply within", half_sent),
-    3: ("D10", "a reply of 100 MB", "larger than the", too_large),
+    3: ("D10", "a reply of 100 MB", "larger than the", large(100_000_000)),
     4: ("N1", "a tree of objects that grows", "no reply within", growing_tree),
     5: ("N3", "one chunk named 20,000 times", "its arrays take more than", repeated_chunk),
     6: ("held", "NaN", "w: holds NaN", changed(w=not_a_number)),

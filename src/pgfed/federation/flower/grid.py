@@ -16,7 +16,8 @@ from flwr.app import Message
 
 from pgfed.errors import OneLine
 from pgfed.federation.flower.guard import Visitor
-from pgfed.federation.flower.private import Link, Unreadable, inflate
+from pgfed.federation.flower.link import Link, inflate
+from pgfed.federation.flower.private import Unreadable
 from pgfed.federation.flower.records import BadRecord
 
 SLACK = 64 * 1024  # bytes of a reply beside its arrays

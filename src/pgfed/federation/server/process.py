@@ -23,7 +23,7 @@ from pgfed.errors import Unwritable, UserError, is_full
 from pgfed.federation.flower.gate import Gate
 from pgfed.federation.flower.grid import LinkGrid, Stopped
 from pgfed.federation.flower.guard import Guard, Visitor
-from pgfed.federation.flower.private import Link
+from pgfed.federation.flower.link import Link
 from pgfed.federation.folders.folder import FederationFolder, is_loopback
 from pgfed.federation.folders.keys import expiry_warning, load_public, public_pem
 from pgfed.federation.server.backend import QuorumError

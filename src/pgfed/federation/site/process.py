@@ -35,13 +35,13 @@ DATA = 10.0  # seconds between two looks for data that is not there
 log = logging.getLogger(__name__)
 
 
-class Stopped(Exception):
-    """Somebody told us to stop."""
+class Stopped(BaseException):
+    """Somebody told us to stop; as KeyboardInterrupt, it is no failure of what was being done."""
 
 
 def attend(folder: SiteFolder, data: str, say: Callable[[str], None]) -> None:
     """Take part until told to stop."""
-    with _stoppable(), _alone(folder):
+    with _stoppable() as stopping, _alone(folder):
         file = folder.file
         say(f"{file.names[file.client]} of {file.federation}, server {file.server}")
         become_worker()
@@ -57,25 +57,27 @@ def attend(folder: SiteFolder, data: str, say: Callable[[str], None]) -> None:
             authority=authority,
         )
         with contextlib.closing(fleet):
-            Attendance(site, fleet, say).go_on()
+            Attendance(site, fleet, say, stopping).go_on()
 
 
 class Attendance:
     """A site at the server: asks for messages, answers them, and comes back after any failure."""
 
-    def __init__(self, site: Site, fleet: Fleet, say: Callable[[str], None]) -> None:
-        self._site, self._fleet, self._say = site, fleet, say
+    def __init__(
+        self, site: Site, fleet: Fleet, say: Callable[[str], None], stopping: threading.Event
+    ) -> None:
+        self._site, self._fleet, self._say, self._stopping = site, fleet, say, stopping
         self._here = False
         self._wait = AGAIN[0]
         self._told = ""  # what was last said of a failure
         self._over = threading.Event()
 
     def go_on(self) -> None:
-        """For ever."""
+        """Until told to stop."""
         signs = threading.Thread(target=self._live, daemon=True)
         signs.start()
         try:
-            while True:
+            while not self._stopping.is_set():
                 try:
                     self._take_part()
                 except (httpx.HTTPError, Unreadable) as error:
@@ -160,15 +162,20 @@ def _alone(folder: SiteFolder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM, as systemd sends it, ends the block as Ctrl+C does."""
+def _stoppable() -> Iterator[threading.Event]:
+    """SIGTERM, as systemd sends it, ends the block as Ctrl+C does.
+
+    It also sets the event: an exception is lost where Python runs a finalizer at that moment.
+    """
+    stopping = threading.Event()
 
     def raise_stopped(number: int, frame: object) -> None:
+        stopping.set()
         raise Stopped
 
     before = signal.signal(signal.SIGTERM, raise_stopped)
     try:
-        yield
+        yield stopping
     except (Stopped, KeyboardInterrupt):
         pass
     finally:
