@@ -195,6 +195,23 @@ def read(running, name: str) -> invitations.Invitation:
     return invitations.Invitation(**json.loads(file.read_text()))
 
 
+def test_a_site_gets_a_new_key_in_its_own_folder(running, capsys, tmp_path):
+    """What else is there stays, and the new key is let in at once; the old one is not."""
+    place, site = running.folder.path, tmp_path / "site"
+    joining.join(site, invited(running, capsys, "site-04"))
+    settings = (site / "site.toml").read_text()
+    shutil.copytree(site, tmp_path / "old")
+    (site / "record.jsonl").write_text("as it was")
+    assert pgfed(capsys, "remove-site", place, "site-04")[0] == 0
+    joining.join(site, invited(running, capsys, "site-04"))
+    assert (site / "site.key").read_bytes() != (tmp_path / "old" / "site.key").read_bytes()
+    assert tomllib.loads((site / "site.toml").read_text()) == tomllib.loads(settings)
+    assert (site / "record.jsonl").read_text() == "as it was"
+    assert joining.fetch(SiteFolder(site)) == []
+    with pytest.raises(UserError, match="this key is not admitted"):
+        joining.fetch(SiteFolder(tmp_path / "old"))
+
+
 def test_who_guesses_has_to_wait(running, capsys, tmp_path):
     """Last of those that join: from here on this address is not listened to."""
     token = invited(running, capsys, "site-04")
@@ -277,23 +294,6 @@ def test_seats_are_added_and_every_site_agrees_anew(tmp_path, capsys):
             assert list((site / "models").glob("small/pgfed/seed-0/model.safetensors"))
         (federation.folder.run / "federation.json").write_text('{"run": "x", "digest": "y"}')
         assert "not over" in mistake(capsys, "add-seats", place, 1)
-
-
-def test_a_site_gets_a_new_key_in_its_own_folder(running, capsys, tmp_path):
-    """What else is there stays, and the new key is let in at once; the old one is not."""
-    place, site = running.folder.path, tmp_path / "site"
-    joining.join(site, invited(running, capsys, "site-04"))
-    settings = (site / "site.toml").read_text()
-    shutil.copytree(site, tmp_path / "old")
-    (site / "record.jsonl").write_text("as it was")
-    assert pgfed(capsys, "remove-site", place, "site-04")[0] == 0
-    joining.join(site, invited(running, capsys, "site-04"))
-    assert (site / "site.key").read_bytes() != (tmp_path / "old" / "site.key").read_bytes()
-    assert tomllib.loads((site / "site.toml").read_text()) == tomllib.loads(settings)
-    assert (site / "record.jsonl").read_text() == "as it was"
-    assert joining.fetch(SiteFolder(site)) == []
-    with pytest.raises(UserError, match="this key is not admitted"):
-        joining.fetch(SiteFolder(tmp_path / "old"))
 
 
 def test_names_stay_as_they_are_when_seats_are_added(tmp_path):

@@ -270,7 +270,7 @@ def test_a_clock_that_is_wrong_is_named(federation, monkeypatch):
     assert "site-01 refused: clock 12 s ahead" in federation.said("server")
 
 
-TIMEOUT = 10.0
+TIMEOUT = 12.0
 TRICKS = {2: half_sent, 3: large(12_000_000), 4: repeated_chunk}  # nightly there are more
 
 
@@ -281,6 +281,11 @@ def test_a_hostile_site_costs_itself_the_round_and_nobody_anything(tmp_path):
         running.serve()
         hostile = Hostile(small.site_path(running.folder.path, 2), TRICKS)
         hostile.start()
+        here = "connected"
+        until(
+            lambda: all(here in running.said(f"site-{i}") for i in (0, 1)), "the others are there"
+        )
+        until(lambda: hostile.fleet.node, "it is there, too")
         # Of the honest ones, who is late on a busy machine is asked again.
         running.finish("--round-timeout", f"{TIMEOUT:g}", "--min-replies", "2")
         peak = memory(running, "VmHWM")
