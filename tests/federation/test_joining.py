@@ -210,6 +210,7 @@ def test_a_site_gets_a_new_key_in_its_own_folder(running, capsys, tmp_path):
     assert joining.fetch(SiteFolder(site)) == []
     with pytest.raises(UserError, match="this key is not admitted"):
         joining.fetch(SiteFolder(tmp_path / "old"))
+    assert pgfed(capsys, "remove-site", place, "site-04")[0] == 0
 
 
 def test_who_guesses_has_to_wait(running, capsys, tmp_path):
