@@ -13,6 +13,7 @@ import torch
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.privacy import Protection
+from pgfed.methods import fedala
 from pgfed.methods.registry import METHODS, get
 from pgfed.testing import TRAIN, make, outcome, small_model, started, trivial_federation
 from pgfed.testing.private import allowed, protect
@@ -24,7 +25,11 @@ PLAIN_EQUAL = [name for name in METHODS if name not in ("per-fedavg",)]
 
 
 @pytest.mark.parametrize("method", PLAIN_EQUAL)
-def test_without_noise_and_bound_it_is_the_plain_method_on_whole_batches(method: str) -> None:
+def test_without_noise_and_bound_it_is_the_plain_method_on_whole_batches(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # FedALA's first passes go on until losses settle, which are not told under privacy.
+    monkeypatch.setattr(fedala, "MOST", 1)
     cls, fields = get(method), {"train": WHOLE}
     if not allowed(cls, fields):
         pytest.skip("nothing of it leaves, or it is refused")
@@ -49,6 +54,18 @@ def test_without_noise_and_bound_it_is_the_plain_method_on_whole_batches(method:
     for key, value in found[0].items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             assert torch.allclose(value, found[1][key], rtol=1e-4, atol=1e-5), key
+
+
+def test_fedala_learns_its_weights_in_one_pass_where_no_losses_are_told() -> None:
+    """The same number of releases in every round that mixes: five batches of eight, of which four
+    hold four fifths of the data."""
+    algorithm, backend = make(get("fedala"), {}), Serial(trivial_federation(), small_model)
+    sizes = dict.fromkeys(range(6), 40)
+    protection = protect(algorithm, backend.task(3), backend.federation, sizes=sizes)
+    steps = TRAIN.epochs * math.ceil(40 / TRAIN.batch_size)
+    mixing = round(0.8 * 40 / TRAIN.batch_size)
+    (planned,) = protection.policies[0].releases.values()
+    assert planned == steps + mixing
 
 
 def test_per_fedavg_by_hand() -> None:

@@ -16,7 +16,9 @@ from pgfed.data.federation import Federation, Shard
 from pgfed.engine.setup import Setup, prepare
 from pgfed.errors import UserError
 from pgfed.methods import Algorithm, Message, Rng, State, Task, Update, sgd
+from pgfed.model.kinds import Classes
 from pgfed.model.networks import Factory
+from pgfed.model.private.checks import check_model
 from pgfed.model.private.gradients import by_vmap, pieces
 from pgfed.model.private.units import Units
 from pgfed.testing import batch_norm_model, frozen_and_tied_model
@@ -74,6 +76,30 @@ def test_batch_norm_is_refused_by_its_type() -> None:
     for model in (batch_norm_model, silent):
         with pytest.raises(UserError, match=r"BatchNorm1d, which mixes.*group norm"):
             ready({}, model)
+
+
+def test_a_model_that_looks_at_the_whole_batch_is_refused() -> None:
+    class Centred(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            return out - out.mean(0)
+
+    with pytest.raises(UserError, match="depends on the others of its batch"):
+        ready({}, lambda shape, outputs: nn.Sequential(Centred(shape[0], outputs)))
+
+
+class Ranked(Classes):
+    """A loss that is a sample's among the others of its batch."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        found = super().losses(outputs, targets)
+        return found - found.mean()
+
+
+def test_losses_that_look_at_the_whole_batch_are_refused() -> None:
+    task = Task(nn.Linear(4, 2), (4,), objective=Ranked(["0", "1"]))
+    with pytest.raises(UserError, match=r"Ranked\.losses of a sample depends on the others"):
+        check_model(task)
 
 
 def test_a_frozen_batch_norm_passes() -> None:

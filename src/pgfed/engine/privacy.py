@@ -151,8 +151,8 @@ def plan(
 ) -> Planned:
     """What every client will release under every method and seed, and the noise for it."""
     table = experiment.privacy
-    checks.check_model(task)
     checks.check_objective(task.objective)
+    checks.check_model(task)
     unit = unit_of(table, federation)
     counted = [
         len(Units.of(federation.train(i), federation.groups(i) if unit == "group" else None))

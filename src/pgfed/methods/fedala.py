@@ -16,12 +16,14 @@ Differs from the released code in: only the clients of a round mix (there all of
 round, when they are scored), and the personal model is theta_i as trained (there the mix before
 training, so that scoring changes the state). When W is learned for the first time, passes go on
 until the standard deviation of the last ten passes' mean losses is below 0.1, at most 20 (there of
-last batches' losses, without end). The sample is drawn as batches of a shuffled pass (there a slice
+last batches' losses, without end); where no losses are told, as under privacy, W is learned in one
+pass, the first time as later. The sample is drawn as batches of a shuffled pass (there a slice
 of the stored order), in evaluation mode.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated
@@ -93,6 +95,8 @@ class FedALA(Algorithm):
                 weights.sub_(gradient[at] * apart, alpha=self.weight_lr).clamp_(0, 1)
                 mix[at] = torch.lerp(own, new, weights)
             losses.append(sum(seen) / len(seen))
+            if math.isnan(losses[-1]):  # not told: it cannot be known when they settle
+                break
             if len(losses) > WINDOW and float(np.std(losses[-WINDOW:])) < SETTLED:
                 break
         return mix, weights

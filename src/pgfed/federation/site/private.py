@@ -113,8 +113,8 @@ class Private:
         self._unit = protecting.unit_of(table, federation)
         self._protections: dict[tuple[str, str, int], SiteProtection] = {}
         protecting.check_experiment(experiment, federation.schema)
-        checks.check_model(self._task)
         checks.check_objective(self._task.objective)
+        checks.check_model(self._task)
         for name, method in methods.items():
             if not self.exempt(name):
                 planning.check_method(name, method, self._task.layout)

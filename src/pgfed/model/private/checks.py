@@ -11,6 +11,8 @@ from pgfed.model.objectives import Objective
 from pgfed.model.private.gradients import made_up
 from pgfed.model.task import Task
 
+APART = 1e-3  # how far rounding may take a sample beside others from the sample alone
+
 
 def check_model(task: Task) -> None:
     """Refuse layers that make one sample's output depend on the others of its batch."""
@@ -24,6 +26,7 @@ def check_model(task: Task) -> None:
                 "mixes the samples of a batch; use group norm (model.norm = 'group', or "
                 "nn.GroupNorm in a model of your own), or freeze it"
             )
+    _check_samples_apart(task)
     before = task.initial()
     theta = before.clone()
     task._bind(theta, torch.zeros_like(theta), "all", training=True)
@@ -33,6 +36,25 @@ def check_model(task: Task) -> None:
         raise UserError(
             "privacy: the model changes a buffer while it is trained, which would carry samples "
             "out; use layers that keep no statistics"
+        )
+
+
+def _check_samples_apart(task: Task) -> None:
+    """Refuse a model, or losses, that give a sample something else beside others than alone."""
+    x, y = made_up(task, 3)
+    outputs = task.logits(task.initial(), x)
+    alone = torch.cat([task.logits(task.initial(), x[k : k + 1]) for k in range(3)])
+    if not torch.allclose(outputs, alone, rtol=APART, atol=APART):
+        raise UserError(
+            "privacy: what the model gives for a sample depends on the others of its batch; use "
+            "layers that look at each sample by itself"
+        )
+    losses = task.objective.losses
+    singly = torch.cat([losses(alone[k : k + 1], y[k : k + 1]) for k in range(3)])
+    if not torch.allclose(losses(alone, y), singly, rtol=APART, atol=APART):
+        raise UserError(
+            f"task.kind: {type(task.objective).__name__}.losses of a sample depends on the others "
+            "of its batch, which privacy cannot bound"
         )
 
 

@@ -56,7 +56,11 @@ def pieces(
     change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Iterator[Piece]:
     """The gradients of the chosen units at ``theta``, some at a time."""
-    each = losses or task.objective.losses
+
+    def framed(outputs: Tensor, targets: Tensor) -> Tensor:
+        return task.objective.losses(task.framed(outputs), targets)
+
+    each = losses or framed
     change = change or (lambda x, y: (x, y))
     if units.groups is None and beside is None and by_vmap(task):
         step = max(1, NUMBERS // max(1, task.d))

@@ -249,7 +249,8 @@ class PrivateTask(Task):
             for start in range(0, len(units.shard), EVALUATION_BATCH):
                 stop = min(start + EVALUATION_BATCH, len(units.shard))
                 x, y = units.shard.batch(slice(start, stop))
-                found.append(self.objective.losses(self.logits(theta, x), y).double())
+                outputs = self.framed(self.logits(theta, x))
+                found.append(self.objective.losses(outputs, y).double())
         empty = torch.zeros(0, dtype=torch.float64, device=self.device)
         return units.means(torch.cat([empty, *found]))
 
@@ -267,11 +268,12 @@ class PrivateTask(Task):
         return self._noisy(bounded.sum(0), self.policy.sigma(kind))
 
     def _noisy(self, total: Tensor, deviation: float) -> Tensor:
-        """Double precision, with noise of this deviation."""
+        """With noise of this deviation, added in double precision and rounded to single: finer
+        digits would tell of the numbers that were added (Mironov, CCS 2012)."""
         if not deviation:
             return total.double()
         noise = torch.from_numpy(normals(self._source, total.numel())).to(self.device)
-        return total.double() + deviation * noise
+        return (total.double() + deviation * noise).float().double()
 
     # -- what is not given -----------------------------------------------------------------------
 
