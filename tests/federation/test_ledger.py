@@ -22,7 +22,8 @@ from federation.test_site import RUN, ask, greet, start
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder
 from pgfed.federation.site import ledger as ledgers
-from pgfed.federation.site.answers import FAILED, Site
+from pgfed.federation.site.answers import Site
+from pgfed.federation.site.house import FAILED
 from pgfed.federation.site.ledger import Ledger
 
 EPSILON = "epsilon = 6.0\ndelta = 1e-3\nclip = 0.5\nsize = 60\n"
@@ -221,6 +222,10 @@ def test_switching_it_on_in_mid_run_is_refused(folder):
     ask(site, "train", start(site))
     private(folder, EPSILON)
     site = opened(folder)
+    told = error(ask(site, "train", start(site), round=2, base=1))
+    assert "data was other than now" in told
+    assert site.federation.fingerprint[:8] not in told
+    greet(site, accept=True)  # the server's operator goes on
     assert "not in the ledger" in error(ask(site, "train", start(site), round=2, base=1))
     assert "not in the ledger" in error(ask(site, "share", {}, round=2, base=1))
 
@@ -257,7 +262,7 @@ def test_an_edited_line_stops_everything(folder):
     ask(site, "train", start(site))
     text = ledger(folder).read_text()
     ledger(folder).write_text(text.replace('"epsilon":6.0', '"epsilon":9.0'))
-    assert "was changed" in error(ask(site, "train", start(site), round=2, base=1))
+    assert error(ask(site, "train", start(site), round=2, base=1)) == FAILED
     with pytest.raises(UserError, match="was changed"):
         opened(folder)
 

@@ -17,7 +17,7 @@ from pgfed.methods.pgfed import PGFed
 from pgfed.methods.randomness import Rng
 from pgfed.methods.settings import TrainConfig
 from pgfed.methods.steps import sgd
-from pgfed.model.private.noise import Keyed, drawn, normals
+from pgfed.model.private.noise import Keyed, normals
 from pgfed.model.task import Task
 from pgfed.privacy import accounting
 from privacy.material import hidden, linear, mlp, policy, private
@@ -46,28 +46,17 @@ def rates(seen: np.ndarray, there: np.ndarray) -> tuple[float, float]:
     )
 
 
-def trained(
-    sigma: float, steps: int, batch: int, *, weaker: float = 1.0, draws: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
+def trained(sigma: float, steps: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """What an attacker reads: each canary's own coordinate of the model that is sent."""
     shard, there = canaries()
     task, rules = linear(CANARIES), policy(SIZE, sigma, CLIP)
-    if draws and weaker == 1.0:
-        view, data = private(task, rules, Keyed("canary")), hidden(shard, rules)
-        train = TrainConfig(epochs=1, batch_size=batch, lr=LR, momentum=0.0)
-        theta = task.initial()
-        for k in range(0, steps, math.ceil(SIZE / (batch or SIZE))):
-            theta, _ = sgd(view, theta, data, Rng(0, 0, k), train)
-        assert view.meter.releases.total() == steps
-        return (theta - task.initial()).numpy(), there
-    # The same mechanism with a fault, by hand.
-    q, total, source = (batch or SIZE) / SIZE, np.zeros(CANARIES), Keyed("canary")
-    place = np.flatnonzero(there)
-    for _ in range(steps):
-        chosen = place[drawn(source, len(place), q)] if draws else place
-        total[chosen] += CLIP
-        total += weaker * sigma * CLIP * normals(source, CANARIES)
-    return total, there
+    view, data = private(task, rules, Keyed("canary")), hidden(shard, rules)
+    train = TrainConfig(epochs=1, batch_size=batch, lr=LR, momentum=0.0)
+    theta = task.initial()
+    for k in range(0, steps, math.ceil(SIZE / (batch or SIZE))):
+        theta, _ = sgd(view, theta, data, Rng(0, 0, k), train)
+    assert view.meter.releases.total() == steps
+    return (theta - task.initial()).numpy(), there
 
 
 def separation(seen: np.ndarray, there: np.ndarray) -> float:
@@ -80,8 +69,10 @@ def test_canaries_in_whole_batches_are_as_visible_as_mu_says() -> None:
     assert 0.7 < separation(*trained(2.0, 4, 0)) <= 1.0
 
 
-def test_too_little_noise_is_found_out() -> None:
-    assert separation(*trained(2.0, 4, 0, weaker=0.7)) > 1.0
+def test_too_little_noise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    weaker = lambda source, n: 0.7 * normals(source, n)  # noqa: E731
+    monkeypatch.setattr("pgfed.model.private.view.normals", weaker)
+    assert separation(*trained(2.0, 4, 0)) > 1.0
 
 
 def visible(seen: np.ndarray, there: np.ndarray) -> float:
@@ -93,7 +84,14 @@ def test_canaries_in_random_draws_stay_within_epsilon() -> None:
     promised = accounting.spent({(4.0, 0.2): 50}, 1e-5).epsilon
     assert promised == pytest.approx(1.46, abs=0.03)
     assert visible(*trained(4.0, 50, SIZE // 5)) <= promised
-    assert visible(*trained(4.0, 50, SIZE // 5, draws=False)) > promised
+
+
+@pytest.mark.nightly
+def test_draws_that_are_ignored_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All units in every step, with the noise of a draw."""
+    monkeypatch.setattr("pgfed.model.private.view.drawn", lambda source, n, q: np.arange(n))
+    promised = accounting.spent({(4.0, 0.2): 50}, 1e-5).epsilon
+    assert visible(*trained(4.0, 50, SIZE // 5)) > promised
 
 
 def test_canaries_in_a_whole_update_of_pgfed() -> None:

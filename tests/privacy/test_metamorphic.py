@@ -15,6 +15,7 @@ from pgfed.engine.backends.base import Serial
 from pgfed.engine.privacy import Protection
 from pgfed.methods import fedala
 from pgfed.methods.registry import METHODS, get
+from pgfed.methods.settings import PersonalConfig
 from pgfed.testing import TRAIN, make, outcome, small_model, started, trivial_federation
 from pgfed.testing.private import allowed, protect
 from privacy.material import mlp, noisy_gradient, policy, samples
@@ -50,6 +51,32 @@ def test_without_noise_and_bound_it_is_the_plain_method_on_whole_batches(
                 sizes=sizes,
             )
         with started(algorithm, backend, protection=protection, rounds=3) as run:
+            found.append(outcome(run))
+    for key, value in found[0].items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            assert torch.allclose(value, found[1][key], rtol=1e-4, atol=1e-5), key
+
+
+@pytest.mark.parametrize("frame", ["training", "serving"])
+@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+def test_frames_are_of_the_counts_that_were_released(method: str, frame: str) -> None:
+    """With no noise the counts are those of all records, and everything is as without privacy;
+    with noise nothing is made of the exact ones."""
+    fields = {"train": WHOLE, "personal": PersonalConfig(frame=frame)}
+    found = []
+    for sigma in (None, 0.0, 3.0):
+        algorithm, backend = make(get(method), fields), Serial(other(49, 1), small_model)
+        federation = backend.federation
+        sizes = {i: federation.trains_on(i) for i in range(len(federation))}
+        protection = sigma is not None and protect(
+            algorithm, backend.task(3), federation, sigma=sigma, clip=1e6, sizes=sizes
+        )
+        with started(algorithm, backend, protection=protection or None, rounds=2) as run:
+            exact = run.federation.train(0).class_counts(3)
+            if sigma:
+                assert not torch.equal(run._side.class_counts(0), exact)
+                assert torch.equal(run._side.class_counts(0), run._side.class_counts(0))
+                continue
             found.append(outcome(run))
     for key, value in found[0].items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():

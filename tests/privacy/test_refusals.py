@@ -48,8 +48,7 @@ def ready(
         ({"data": {"stratify": True}}, "data.stratify: found true"),
         ({"method": {"per-fedavg": {"variant": "hf"}}, "methods": ["per-fedavg"]}, "use 'fo'"),
         ({"method": {"per-fedavg": {"variant": "hvp"}}, "methods": ["per-fedavg"]}, "use 'fo'"),
-        ({"personal": {"frame": "training"}}, "personal.frame: is not charged"),
-        ({"personal": {"refresh": True}}, "personal.refresh: is not charged"),
+        ({"personal": {"refresh": True}, "methods": ["fedper"]}, "personal.refresh: with fedper"),
         ({"attack": {"kind": "noise"}}, "attack.kind"),
         ({"privacy": {"epsilon": 1.0, "delta": 0.1}}, "privacy.delta: found 0.1"),
         ({"privacy": {**PRIVACY, "unit": "group"}}, "privacy.unit: found 'group'"),
@@ -65,6 +64,26 @@ def test_refused(content: dict[str, Any], named: str) -> None:
         ready(content)
     assert named in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_what_is_chosen_or_trained_once_more_at_home_is_not_covered() -> None:
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({"refresh": True}, False),
+        ({"blend": "auto"}, False),
+        ({"blend": 0.5}, True),
+    ]
+    for own, covered in cases:
+        setup = ready({"personal": own, "methods": ["fedavg-local"]})
+        assert setup.privacy is not None
+        said = setup.privacy.record(setup.methods)["fedavg-local"]
+        assert all(plan["covered"] is covered for plan in said)
+
+
+def test_a_frame_costs_class_counts_once() -> None:
+    for frame, counts in (("none", 0), ("training", 1), ("serving", 1)):
+        setup = ready({"personal": {"frame": frame}})
+        assert setup.privacy is not None
+        assert setup.privacy.plans["fedavg"][0][0].total["counts", 1.0] == counts
 
 
 def test_batch_norm_is_refused_by_its_type() -> None:

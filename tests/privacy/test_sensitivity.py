@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from pgfed.data.federation import Shard
 from pgfed.methods.randomness import Rng
+from pgfed.model.private.gradients import Piece, pieces
 from pgfed.model.private.units import PrivateShard, Units
 from pgfed.model.private.view import clipped
+from pgfed.model.task import Task
 from privacy.material import hidden, linear, mlp, noisy_gradient, policy, private, samples
 
 SIZE, CLIP, SCALE = 30, 0.7, 1.5
@@ -96,6 +98,32 @@ def test_the_bound_is_reached() -> None:
     task, rules = linear(5), policy(SIZE, clip=CLIP)
     moved = noisy_gradient(task, far, rules).norm() * SIZE
     assert CLIP * 0.999 < float(moved) <= CLIP
+
+
+def clipping_the_batch(
+    task: Task, theta: Tensor, units: Units, chosen: Tensor, **more: Any
+) -> Iterator[Piece]:
+    """A mutant: the mean over the draw is one unit, and its length is what is bounded."""
+    whole, n = torch.zeros(task.d), 0
+    for piece in pieces(task, theta, units, chosen, **more):
+        piece.add(torch.ones(len(piece.norms)), whole)
+        n += len(piece.norms)
+
+    def add(weights: Tensor, out: Tensor) -> None:
+        out.add_(whole, alpha=float(weights[0]))
+
+    yield Piece((whole / n).norm().double()[None], torch.zeros(1).double(), add)
+
+
+@pytest.mark.parametrize("mutant", [False, True])
+def test_a_step_that_bounds_the_batch_is_found_out(
+    mutant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mutant:
+        monkeypatch.setattr("pgfed.model.private.view.pieces", clipping_the_batch)
+    without, present, _, _ = with_unit([[30.0, -40.0, 0.0, 20.0, 0.0]])
+    moved = gradient_sum(present, None, "all") - gradient_sum(without, None, "all")
+    assert (float(moved.norm()) <= CLIP) is not mutant
 
 
 def clip_the_mean(vectors: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,6 +62,8 @@ def plan(
 
 def _row(setup: Setup, name: str, plans: tuple[Plan, ...]) -> list[Any]:
     """The client with the least signal stands for all."""
+    from pgfed.engine.personal import covered
+
     worst = min(plans, key=lambda one: one.kappa)
     sums = {kind: sigma for kind, sigma in worst.noise.items() if kind != "gradient"}
     return [
@@ -71,7 +74,7 @@ def _row(setup: Setup, name: str, plans: tuple[Plan, ...]) -> list[Any]:
         ", ".join(f"{sigma:.1f}" for sigma in sums.values()),
         max(one.spent.shown for one in plans),
         f"{worst.kappa:.1f}",
-        "covered" if setup.methods[name].covered else "stays at home",
+        "covered" if covered(setup.methods[name]) else "stays at home",
     ]
 
 
@@ -132,6 +135,9 @@ def open_(
     epsilon: Annotated[
         float | None, typer.Option(help="Change the budget of a ledger that is open.")
     ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="And its delta, of which runs take a share, too.")
+    ] = None,
     reason: Annotated[str, typer.Option(help="Why, for the ledger.")] = "",
 ) -> None:
     """Open the ledger of a site, as its site.toml has it; or change its budget."""
@@ -143,15 +149,23 @@ def open_(
         with book.locked() as entries:
             _shown(book, entries)
         return
+    from pgfed.methods.settings import check_bounds
+    from pgfed.privacy.planning import check_delta
+
     if not reason:
         raise UserError("--reason: missing; the ledger keeps why its budget was changed")
     with book.locked() as entries:
         if entries.opened is None:
             raise UserError(f"{book.folder}: no ledger is open; leave --epsilon out to open it")
-        _, delta = entries.budget
-        book.append(entries, "budget", epsilon=epsilon, delta=delta, reason=reason)
+        changed = replace(folder.file.private, epsilon=epsilon, delta=delta or entries.budget[1])
+        check_bounds(changed, "privacy")
+        check_delta(changed, int(entries.opened["size"]))
+        book.append(entries, "budget", epsilon=changed.epsilon, delta=changed.delta, reason=reason)
         _shown(book, entries)
-    print("Put the same number into privacy.epsilon of site.toml.")
+    print(
+        f"Put privacy.epsilon = {changed.epsilon} and privacy.delta = {changed.delta} into "
+        "site.toml."
+    )
 
 
 def repair(

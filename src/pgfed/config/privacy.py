@@ -71,6 +71,11 @@ class SitePrivacy(Privacy):
     ledger: Annotated[str | None, "the folder of the ledger; beside the data, as DATA.privacy"] = (
         None
     )
+    scores: Annotated[
+        Literal["withheld", "end"],
+        "of this site's models for the server: none, or once after the last round, noisy and "
+        "charged",
+    ] = "withheld"
     run_epsilon: Annotated[
         Annotated[float, Gt(0), Le(1000)] | None,
         "what one run may spend of epsilon; all that is left",

@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
 from pgfed.methods.randomness import Rng, generator, torch_stream
 from pgfed.methods.values import Kind, Message, State, Update
+from pgfed.model.private.view import PrivateTask
 from pgfed.model.task import Task
 
 
@@ -140,8 +142,9 @@ class ClientSide:
         return [new, update, echo]
 
     def refresh(self, client: int, round: int, state: State | None, sent: Message) -> list[State]:
-        """As `train`, of which nothing leaves."""
-        new, _, echo = self._trained(client, round, state, self.opened(sent))
+        """As `train`, of which nothing leaves: exact, whatever protects samples otherwise."""
+        exact = replace(self, protection=None)
+        new, _, echo = exact._trained(client, round, state, self.opened(sent))
         return [{**new, **_unsaid(state)}, {}, echo]
 
     def _trained(
@@ -156,20 +159,20 @@ class ClientSide:
         if attack is not None:
             data = attack.data(data, self.task.outputs)
         algorithm = self.algorithm.at(min(round, self.rounds), self.rounds)
-        view = self._view(data, own.training_offset(algorithm, self.task, data))
         begun = self._begun(client, state)
         asked = {k: v for k, v in message.items() if k != own.COUNTS}
-        if self.protection is None:
-            new, update = algorithm.local_update(view, begun, asked, data, rng)
-        else:
-            private, hidden = self.protection.view(view, self.federation, algorithm, client, round)
-            new, update = algorithm.local_update(private, begun, asked, hidden, rng)
-            private.meter.check(private.policy)
+        view = self._view(data)
+        if self.protection is not None:
+            view, data = self.protection.view(view, self.federation, algorithm, client, round)
+        shown = data
+        view.offset = own.training_offset(algorithm, lambda: shown.class_counts(view.outputs))
+        new, update = algorithm.local_update(view, begun, asked, data, rng)
         if attack is not None:
             update = attack.update(update, self.algorithm.leaves, message, rng)
         if own.COUNTS in own.declared(message, algorithm):
-            counts = data.class_counts(self.task.outputs).float()
-            update = {**update, own.COUNTS: counts}
+            update = {**update, own.COUNTS: data.class_counts(self.task.outputs).float()}
+        if isinstance(view, PrivateTask):
+            view.meter.check(view.policy)
         return [new, update, {"round": round, "seconds": time.perf_counter() - began}]
 
     def score(self, client: int, round: int, state: State | None, public: Message) -> list[State]:
@@ -228,11 +231,23 @@ class ClientSide:
             public,
             data,
             self._rng(client, round),
+            counts=partial(self.class_counts, client),
             validation=self.federation.validation(client),
             untouched=state is None,
         )
 
-    def _view(self, data: Shard, offset: Tensor | None) -> Task:
+    def class_counts(self, client: int) -> Tensor:
+        """Of its training data; under privacy as it has told them."""
+        if self.protection is not None:
+            return self.protection.class_counts(self.task, self.federation, client)
+        return self.federation.train(client).class_counts(self.task.outputs)
+
+    def unframed(self, client: int, model: Tensor) -> Tensor:
+        """A model to begin with that is to have these outputs in the client's frame."""
+        counts = partial(self.class_counts, client)
+        return own.unframed(self.algorithm, self.task, model, counts)
+
+    def _view(self, data: Shard, offset: Tensor | None = None) -> Task:
         """The task for the steps of the client with this training data, in its frame."""
         view = self.task.view(data)
         view.augment = augmentation(self.algorithm.train.augment)

@@ -23,6 +23,7 @@ from pgfed.model.task import Task
 COUNTS = "personal.counts"  # in a message: asks for them; in an update: samples of each class
 SHARES = "personal.shares"  # of the federation's classes, which the global model was trained on
 GLOBAL = "personal.global"  # the newest global model, for blends
+Counts = Callable[[], Tensor]  # of a client's classes, asked for where they are needed
 RULE = 0.5  # the own model's share where a client is to choose and has nothing to choose by
 STEPS = 11  # shares of the own model that are tried where a client chooses: 0, 0.1, ..., 1
 
@@ -113,24 +114,36 @@ def public(algorithm: Algorithm, task: Task, server: State, told: Told) -> Messa
 # -- at the client -----------------------------------------------------------------------------
 
 
-def training_offset(algorithm: Algorithm, task: Task, data: Shard) -> Tensor | None:
-    """What the outputs get while the client with this training data trains."""
+def covered(algorithm: Algorithm) -> bool:
+    """Whether the personal model follows from messages and from what privacy charges alone: not
+    where it is trained once more at home, or chosen by samples there."""
+    own = algorithm.personal
+    return algorithm.covered and not own.refresh and own.blend != "auto"
+
+
+def counted(algorithm: Algorithm) -> bool:
+    """Whether the clients' class counts are used, in training or for what is sent."""
+    return algorithm.personal.frame == "training" or serves(algorithm)
+
+
+def training_offset(algorithm: Algorithm, counts: Counts) -> Tensor | None:
+    """What the outputs get while a client with these class counts trains."""
     if algorithm.personal.frame != "training":
         return None
-    return frames.own_frame(data.class_counts(task.outputs))
+    return frames.own_frame(counts())
 
 
-def unframed(algorithm: Algorithm, task: Task, own: Tensor, data: Shard) -> Tensor:
+def unframed(algorithm: Algorithm, task: Task, own: Tensor, counts: Counts) -> Tensor:
     """A model to begin with that is to have these outputs in the client's frame."""
-    offset = training_offset(algorithm, task, data)
+    offset = training_offset(algorithm, counts)
     return own if offset is None else task.folded(own, -offset)
 
 
-def serving_offset(task: Task, data: Shard, message: Message) -> Tensor | None:
+def serving_offset(counts: Counts, message: Message) -> Tensor | None:
     """What the outputs of a global model get, where the federation's shares are known."""
     if SHARES not in message:
         return None
-    return frames.corrected(data.class_counts(task.outputs), message[SHARES])
+    return frames.corrected(counts(), message[SHARES])
 
 
 def personal_model(
@@ -142,16 +155,17 @@ def personal_model(
     data: Shard,
     rng: Rng,
     *,
+    counts: Counts,
     validation: Shard,
     untouched: bool,
 ) -> Tensor:
     """The model that is scored and taken home, with its frame folded in.
 
-    ``view``: the task for the client's steps, with an offset of its outputs. ``untouched``: the
-    client has never taken part.
+    ``view``: the task for the client's steps, with an offset of its outputs. ``counts``: of its
+    classes, noisy under privacy. ``untouched``: the client has never taken part.
     """
-    training = training_offset(algorithm, task, data)
-    serving = serving_offset(task, data, message)
+    training = training_offset(algorithm, counts)
+    serving = serving_offset(counts, message)
     own = {k: v for k, v in message.items() if k not in (GLOBAL, SHARES)}
     if not blends(algorithm):
         offset = serving if training is None else training

@@ -6,8 +6,10 @@ system and class counts from the ledger (`federation/site/`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cache
 
 from torch import Tensor
 
@@ -15,11 +17,13 @@ from pgfed.config.privacy import Privacy
 from pgfed.config.tables import Experiment
 from pgfed.data.federation import Federation, Shard
 from pgfed.data.tables.schema import Schema
+from pgfed.engine.personal import counted, covered
 from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm, FederationInfo
+from pgfed.model.layout import Layout
 from pgfed.model.private import checks
 from pgfed.model.private.noise import Keyed, Source
-from pgfed.model.private.policy import Meter, Policy, Unit
+from pgfed.model.private.policy import COUNTS, Meter, Policy, Releases, Unit
 from pgfed.model.private.units import PrivateShard, Units
 from pgfed.model.private.view import PrivateTask
 from pgfed.model.task import Task
@@ -64,21 +68,8 @@ def check_experiment(experiment: Experiment, schema: Schema | None) -> None:
             "data.dataset: 'heart-disease' is standardised by each hospital's own records, as "
             "FLamby does it; under privacy use 'heart-disease-ranges', scaled by public ranges"
         )
-    _check_personal(experiment)
     if schema is not None:
         check_schema(schema)
-
-
-def _check_personal(experiment: Experiment) -> None:
-    """Own class shares, another round and a choice on validation data follow from all records."""
-    tables = {"personal": asdict(experiment.personal)}
-    tables |= {f"method.{m}.personal": t.get("personal", {}) for m, t in experiment.method.items()}
-    for at, table in tables.items():
-        for key, plain in (("frame", "none"), ("refresh", False)):
-            if table.get(key, plain) != plain:
-                raise UserError(f"{at}.{key}: is not charged under [privacy] yet; leave one out")
-        if table.get("blend") == "auto":
-            raise UserError(f"{at}.blend: under [privacy] a number; 'auto' looks at records")
 
 
 def check_schema(schema: Schema) -> None:
@@ -101,6 +92,30 @@ def check_vocabulary(experiment: Experiment, asked: Experiment) -> None:
         raise UserError(
             "model.vocabulary: found none; under privacy it is not taken from the data: give it"
         )
+
+
+def check_method(name: str, algorithm: Algorithm, layout: Layout) -> None:
+    """Refuse what cannot be charged."""
+    planning.check_method(name, algorithm, layout)
+    if algorithm.personal.refresh and algorithm.shares_of(layout):
+        raise UserError(
+            f"personal.refresh: with {name} clients share what they have trained last, and that "
+            "is exact; under privacy leave it out"
+        )
+
+
+def released(
+    name: str,
+    algorithm: Algorithm,
+    task: Task,
+    info: FederationInfo,
+    size: int,
+    table: Privacy,
+    rounds: int,
+) -> Releases:
+    """What a participation of a client that says it has ``size`` units releases at most."""
+    found = planning.dry_or_refuse(name, algorithm, task, info, size, table, rounds)
+    return found | Counter({(COUNTS, 1.0): 1}) if counted(algorithm) else found
 
 
 def unit_of(table: Privacy, federation: Federation) -> Unit:
@@ -126,7 +141,7 @@ class Planned:
         """Of each protected method every client's plan under the first seed, for files."""
         return {
             name: [
-                {**made.record(), "covered": methods[name].covered}
+                {**made.record(), "covered": covered(methods[name])}
                 for made in next(iter(seeds.values()))
             ]
             for name, seeds in self.plans.items()
@@ -167,11 +182,9 @@ def plan(
         exempt = algorithm.course == "pooled" or name in table.without
         if exempt or planning.gives_nothing(algorithm, task.layout):
             continue
-        planning.check_method(name, algorithm, task.layout)
+        check_method(name, algorithm, task.layout)
         releases = {
-            size: planning.dry_or_refuse(
-                name, algorithm, task, info, size, table, experiment.rounds
-            )
+            size: released(name, algorithm, task, info, size, table, experiment.rounds)
             for size in sorted(set(sizes))
         }
         if scale is None and any(map(planning.needs_scale, releases.values())):
@@ -244,10 +257,17 @@ class Protection:
             task, policy, self.source(key, round), Meter(), who=who, offers_home=ours
         )
 
+        @cache
         def counts(classes: int) -> Tensor:
             return self.counts(view, units, key, classes)
 
         return view, PrivateShard(units, policy.size, who, counts)
+
+    def class_counts(self, task: Task, federation: Federation, client: int) -> Tensor:
+        """The same, for what is made of the client's model."""
+        policy, key = self.policies[client], federation.key(client)
+        view = PrivateTask(task, policy, self.source(key), Meter(), who="class counts")
+        return self.counts(view, self.units(federation, client), key, task.outputs)
 
     def counts(self, view: PrivateTask, units: Units, key: int, classes: int) -> Tensor:
         """The noisy counts of a client's classes: the same in every round."""

@@ -316,7 +316,7 @@ class Run:
         own = self._start.personal(self.task, client)
         if own is None:
             return None
-        own = personal.unframed(self.algorithm, self.task, own, self.federation.train(client))
+        own = self._side.unframed(client, own)
         return self.algorithm.init_client(own, self._side.client(client))
 
     # -- stopping and going on ------------------------------------------------------------------

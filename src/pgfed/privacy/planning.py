@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -186,8 +186,8 @@ def make_plan(
     times = min(participations, table.participations or participations)
     noises, spent = _noise(table, releases, times)
     if table.noise_multiplier is not None and table.epsilon is not None:
-        course = [("", 0)] * times
-        times = longest(course, {"": releases}, noises, table.epsilon, table.delta)
+        total = partial(total_of, releases)
+        times = longest(times, total, noises, table.epsilon, table.delta)
         spent = accounting.spent(accounting.history(total_of(releases, times), noises), table.delta)
     return Plan(size, unit, times, releases, noises, spent, table.clip, d)
 
@@ -208,33 +208,19 @@ def _noise(table: Privacy, releases: Releases, times: int) -> tuple[dict[str, fl
     return noises, accounting.spent(accounting.history(total, noises), table.delta)
 
 
-Course = Sequence[tuple[str, int]]  # participations in their order: method and seed of each
-
-
-def total_in_order(order: Course, releases: Mapping[str, Releases]) -> Releases:
-    """Of these participations; class counts once."""
-    total: Releases = Counter()
-    for (method, _), times in Counter(order).items():
-        for (kind, q), n in releases[method].items():
-            if kind == COUNTS:
-                total[kind, q] = 1
-            else:
-                total[kind, q] += n if kind in ONCE else n * times
-    return total
-
-
 def longest(
-    order: Course,
-    releases: Mapping[str, Releases],
+    most: int,
+    total: Callable[[int], Releases],
     noises: Mapping[str, float],
     epsilon: float,
     delta: float,
 ) -> int:
-    """How many of the participations, in their order, stay within epsilon with this noise."""
-    low, high = 0, len(order)
+    """How many of at most so many participations stay within epsilon with this noise; ``total``:
+    what the first so many of them release."""
+    low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        history = accounting.history(total_in_order(order[:middle], releases), noises)
+        history = accounting.history(total(middle), noises)
         fits = accounting.spent(history, delta).epsilon <= epsilon
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
@@ -258,4 +244,4 @@ def dry_or_refuse(
 
 def needs_scale(releases: Releases) -> bool:
     """Whether losses are summed, so that their bound must be known."""
-    return any(kind not in (GRADIENT, "counts") for kind, _ in releases)
+    return any(kind not in (GRADIENT, COUNTS) for kind, _ in releases)

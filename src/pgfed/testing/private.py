@@ -10,7 +10,8 @@ from torch import Tensor
 from pgfed.config.privacy import Privacy
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine.backends.base import Serial
-from pgfed.engine.privacy import Protection
+from pgfed.engine.personal import covered
+from pgfed.engine.privacy import Protection, check_method, released
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm, FederationInfo
 from pgfed.methods.randomness import Rng
@@ -44,7 +45,7 @@ def protect(
     policies = {}
     for i in range(len(federation)):
         size = (sizes or {}).get(i, planning.declared(federation.trains_on(i)))
-        releases = planning.dry_run(algorithm, task, info, size, table, rounds=4)
+        releases = released(algorithm.name, algorithm, task, info, size, table, rounds=4)
         noise = dict.fromkeys(KINDS, sigma)
         policies[i] = Policy(size, clip, noise, loss_scale, "record", personal, releases)
     return kind(policies, seed=3)
@@ -55,7 +56,7 @@ def allowed(cls: type[Algorithm], fields: dict[str, Any]) -> bool:
     algorithm, task = make(cls, fields), Serial(trivial_federation(), small_model).task(3)
     refusal = ""
     try:
-        planning.check_method(cls.name, algorithm, task.layout)
+        check_method(cls.name, algorithm, task.layout)
     except UserError as error:
         refusal = str(error)
     if refusal:
@@ -78,7 +79,7 @@ def check_private(cls: type[Algorithm], **fields: Any) -> None:
                     record = run.step()
                     assert not record["dropped"], f"refused: {record['dropped']}"
                 assert torch.isfinite(run.global_model()).all()
-        except (SamplesAsked, Unplanned) as error:
+        except (SamplesAsked, Unplanned, UserError) as error:
             raise AssertionError(f"under privacy: {error}") from None
 
 
@@ -103,7 +104,7 @@ def check_private_home(cls: type[Algorithm], **fields: Any) -> None:
 def check_private_covered(cls: type[Algorithm], **fields: Any) -> None:
     """A model that is declared covered follows from messages and releases: neither home nor the
     training data changes it."""
-    if not (allowed(cls, fields) and cls.covered):
+    if not (allowed(cls, fields) and covered(make(cls, fields))):
         return
     found = []
     for kind in (Protection, _Garbage):

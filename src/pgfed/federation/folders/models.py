@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pgfed.config.tables import Experiment
 from pgfed.data.federation import Federation
+from pgfed.engine.client import ClientSide
+from pgfed.engine.compression import make_compression
 from pgfed.engine.objective import make_objective
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import Agreement
+from pgfed.methods.contract import Algorithm, FederationInfo
 from pgfed.model.networks import Factory, default_model, factory, make_task
 from pgfed.model.objectives import Objective
 from pgfed.model.task import Task
@@ -29,6 +32,30 @@ def make_model(
         example=federation.example(),
         head=experiment.model.head,
         objective=objective_of(agreement, experiment),
+    )
+
+
+def make_side(
+    agreement: Agreement,
+    experiment: Experiment,
+    method: Algorithm,
+    seed: int,
+    federation: Federation,
+) -> ClientSide:
+    """What a site's work needs under one method and seed."""
+    task = make_model(agreement, experiment, seed, federation)
+    cohort = experiment.cohort_size(agreement.seats)
+    info = FederationInfo(agreement.seats, cohort, task.layout)
+    compression = make_compression(experiment.engine.compression, experiment.engine.top_k)
+    return ClientSide(
+        method,
+        task,
+        federation,
+        seed,
+        task.initial(),
+        info,
+        experiment.rounds,
+        compression=compression,
     )
 
 

@@ -3,6 +3,7 @@
 run, digest       which run this is, and what it was begun with
 options, finished how `federation run` was called, and whether all is done
 sites             each site's data and versions, as it was first seated
+ledgers           how long the ledgers of sites with privacy were, and how they ended
 changes           what of that has changed since, and was accepted
 rollbacks         rounds that were taken back
 """
@@ -22,6 +23,7 @@ from pgfed.federation.folders.folder import RUN_FILE, FederationFolder
 from pgfed.results.folder import layout
 
 Facts = dict[str, str]
+LONGEST = 80  # characters of how a ledger ends
 
 
 def noted(folder: Path) -> dict[str, Any]:
@@ -47,6 +49,17 @@ class Pins:
     def changes(self) -> list[str]:
         """What was accepted."""
         return list(noted(self._folder).get("changes", []))
+
+    def ledger(self, client: int) -> str:
+        """How the site's ledger ended when it was last heard of; said again to a site that greets,
+        so that it knows an old backup."""
+        return str(noted(self._folder).get("ledgers", {}).get(str(client), ""))
+
+    def saw(self, client: int, ledger: object) -> None:
+        """Note how it ends now."""
+        if isinstance(ledger, str) and ledger[:LONGEST] != self.ledger(client):
+            before = noted(self._folder).get("ledgers", {})
+            note(self._folder, ledgers={**before, str(client): ledger[:LONGEST]})
 
     def hold(self, client: int, name: str, facts: Facts) -> str:
         """Pin these facts, or compare; what has changed, if that is accepted."""

@@ -7,6 +7,7 @@ of ours, that it is that client.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Iterable
@@ -129,6 +130,8 @@ class Seats:
     def _greet(self, node: int, now: float) -> None:
         nonce = secrets.token_hex(16)
         agreed = {"digest": self._digest, "frozen": self._frozen, "accept": self.pins.accept}
+        with contextlib.suppress(StopIteration):  # it went away meanwhile
+            agreed["ledger"] = self.pins.ledger(self._grid.seat(node))
         head = {"stage": "hello", "run": self._run, "nonce": nonce, **agreed}
         message = Message(pack(head), dst_node_id=node, message_type=MESSAGE, ttl=PATIENCE)
         name = self._grid.push_message(message, 0)  # nothing but numbers is expected
@@ -156,6 +159,7 @@ class Seats:
                 self._status.tell(f"{self._status.name(client)} was not seated: {error}")
             self._why[node] = str(error)
             return
+        self.pins.saw(client, head.get("ledger"))
         self._node[client] = node
         self._status.doing(client, "")
         if changed:

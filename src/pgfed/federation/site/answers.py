@@ -8,36 +8,39 @@ a later one has been named: by then the server remembers that later round for go
 
 from __future__ import annotations
 
-import errno
-import json
+import contextlib
 import logging
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import RecordDict
+from torch import Tensor
 
-from pgfed.engine import personal
-from pgfed.engine.client import ClientError, ClientSide
-from pgfed.engine.compression import Damaged, make_compression
+from pgfed.engine.client import ClientSide
+from pgfed.engine.compression import Damaged
 from pgfed.engine.privacy import adapted
-from pgfed.engine.replies import refusal
-from pgfed.engine.storage.durable import DamagedFile, write_atomic
-from pgfed.errors import UserError
 from pgfed.federation.flower.records import BadRecord, Head, field, pack, unpack
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import load_private, sign_claim
-from pgfed.federation.folders.models import frozen_digests, make_model
+from pgfed.federation.folders.models import frozen_digests, make_side
 from pgfed.federation.site import arriving, keeping, private
 from pgfed.federation.site import data as sitedata
-from pgfed.federation.site.house import Refused, Seat, check_consent, facts_of, salted
+from pgfed.federation.site.house import (
+    Refused,
+    Seat,
+    check_agreed,
+    check_consent,
+    facts_of,
+    salted,
+    told_of,
+)
 from pgfed.federation.site.record import Record, left
 from pgfed.federation.site.states import States
-from pgfed.methods.contract import FederationInfo
 from pgfed.methods.registry import BASELINE
 from pgfed.methods.values import State
 from pgfed.results.folder.layout import seed_folder
@@ -45,7 +48,6 @@ from pgfed.results.folder.layout import seed_folder
 log = logging.getLogger(__name__)
 
 Parts = dict[str, State]
-FAILED = "this site could not do it; its log says why"
 
 
 class Site:
@@ -66,7 +68,7 @@ class Site:
         self._digest = digest(self.file, self.experiment)
         self._frozen = frozen_digests(self.file, self.experiment, self.federation)
         self._sides: dict[tuple[str, int], ClientSide] = {}
-        self._facts = facts_of(self.federation)
+        self._facts = facts_of(self.federation, private=self._private is not None)
         self._record = Record(folder.path)
         self._told = ""  # why the last message was refused
 
@@ -92,60 +94,38 @@ class Site:
             reply, results = stages[stage](head, parts, node)
             self._note(head, reply, results, question)
             self._told = ""
-        except (UserError, ClientError, BadRecord, Refused, DamagedFile, OSError) as error:
-            why = self._told_of(error)
+        except Exception as error:
+            why = told_of(error, self.file.names[self.client], private=self._private is not None)
             if why != self._told:  # the server asks again every few seconds
                 log.warning("refused: %s", why)
             self._told = why
             reply, results = {"error": why}, {}
-        except Exception as error:
-            log.exception("unexpected")
-            why = FAILED if self._private else f"unexpected {type(error).__name__}: {error}"
-            reply, results = {"error": why}, {}
         reply |= {k: v for k, v in head.items() if k in ("stage", "ticket", "round")}
         return pack(reply, **results)
 
-    def _told_of(self, error: Exception) -> str:
-        """Under privacy what went wrong inside may hold what only samples tell: it is not sent."""
-        if self._private is not None and isinstance(error, ClientError | DamagedFile | OSError):
-            log.error("%s", error)
-            return FAILED
-        return self._cause(error)
-
-    def _cause(self, error: Exception) -> str:
-        """In words that somebody can act on; a path of this machine is told to nobody else."""
-        if not isinstance(error, OSError):
-            return str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            log.error("disk full: %s", error)
-            return f"disk full at {self.file.names[self.client]}"
-        log.error("%s", error)
-        return f"{error.strerror or type(error).__name__} at the site, which says more in its log"
+    @contextlib.contextmanager
+    def _at_home(self) -> Iterator[None]:
+        """What goes wrong with what stays here is not told under privacy: it may be the samples."""
+        try:
+            yield
+        except Exception:
+            if self._private is None:
+                raise
+            log.exception("of this site's own; the server is not told")
 
     def _hello(self, head: Head, parts: Parts, node: int) -> tuple[Head, Parts]:
         """Who this is, and how many samples it has."""
-        if field(head, "digest", str) != self._digest:
-            raise Refused(
-                "this site holds another agreement or experiment than the server: compare "
-                "site.toml and experiment.toml with the server's federation.toml and "
-                "experiment.toml"
-            )
-        if head.get("frozen", "") != self._frozen:
-            raise Refused(
-                "the model's frozen values are others here than at the server (their SHA-256 "
-                "differs): compare the files that its factory reads, and the versions of torch"
-            )
-        n_train = int(self.federation.n_train[self.client])
-        check_consent(self.folder, self.experiment, self.methods, n_train)
-        run, nonce = field(head, "run", str), field(head, "nonce", str)
-        accept = head.get("accept") is True
-        salt = Seat(self.folder, run).take(self.experiment, self._facts, accept=accept)
+        check_agreed(head, self._digest, self._frozen)
         counts: Head = {
             f"n_{name}": int(getattr(self.federation, f"n_{name}")[self.client])
             for name in ("train", "validation", "test")
         }
         if self._private is not None:
-            counts = self._private.declared()
+            counts = self._private.declared(head.get("ledger"))
+        check_consent(self.folder, self.experiment, self.methods, counts["n_train"])
+        run, nonce = field(head, "run", str), field(head, "nonce", str)
+        accept = head.get("accept") is True
+        salt = Seat(self.folder, run).take(self.experiment, self._facts, accept=accept)
         return {
             "client": self.client,
             "signature": sign_claim(self._key, self.client, node, run, nonce),
@@ -171,13 +151,19 @@ class Site:
             update, seconds = self._train_privately(head, parts, side, states, base), 0.0
         else:
             update, seconds = self._train_one(side, states, round, base, parts)
-        self._check_step(side, side.opened(parts["message"]), update)
+        limit = int(update.get("n", 0)) if self._private else side.trains_on(self.client)
+        message = side.opened(parts["message"])
+        arriving.check_leaving(side, message, update, limit, self.file.max_step)
         reply: Head = {"seconds": seconds, "afresh": afresh}
+        if self._private is not None:
+            reply["ledger"] = self._private.end
         if field(head, "alone", bool):
-            alone, own = self._side(BASELINE, side.seed), self._states(head, BASELINE)
-            base = 0 if base > 0 and own.lost else base
-            _, took = self._train_one(alone, own, round, base, {"message": {}})
-            reply["alone_seconds"] = took if self._private is None else 0.0
+            reply["alone_seconds"] = 0.0
+            with self._at_home():
+                alone, own = self._side(BASELINE, side.seed), self._states(head, BASELINE)
+                base = 0 if base > 0 and own.lost else base
+                _, took = self._train_one(alone, own, round, base, {"message": {}})
+                reply["alone_seconds"] = took if self._private is None else 0.0
         took = time.perf_counter() - began
         log.info("%s, seed %d, round %d: %.1f s", head["method"], side.seed, round, took)
         return reply, {"update": update}
@@ -212,17 +198,10 @@ class Site:
             return None
         if not self._protected(head):
             return states.load(base)
+        if head["stage"] == "personal" and base > self.experiment.rounds:
+            return self._refreshed(head).load(base)
         assert self._private is not None, "it is protected"
         return states.load(base, self._private.state_of(self._place(head, base)))
-
-    def _check_step(self, side: ClientSide, message: State, update: State) -> None:
-        """Under a crafted model a step may be long: the longer it is, the more it says."""
-        limit = int(update.get("n", 0)) if self._private else side.trains_on(self.client)
-        leaves, most = personal.declared(message, side.algorithm), self.file.max_step
-        said = side.heard(leaves, message, update)
-        why = refusal(leaves, side.form, message, said, limit, most)
-        if why is not None:
-            raise Refused(f"what training gave does not leave this site: {why}")
 
     def _train_one(
         self, side: ClientSide, states: States, round: int, base: int, parts: Parts
@@ -239,23 +218,54 @@ class Site:
         """Train once more, after the last round, for this site alone: nothing leaves."""
         side, states, round = self._work(head)
         base = field(head, "base", int)
-        base = 0 if base > 0 and states.lost else base
-        self._train_one(side, states, round, base, parts)
+        if not self.methods[head["method"]].personal.refresh or round <= self.experiment.rounds:
+            raise Refused("nothing is trained once more in this experiment, or not yet")
+        with self._at_home():
+            if self._protected(head):  # beside the states that are charged
+                state = self._load(head, states, base)
+                (new, *_) = side.call("refresh", self.client, round, state, parts["message"])
+                self._refreshed(head).save(round, new)
+            else:
+                base = 0 if base > 0 and states.lost else base
+                self._train_one(side, states, round, base, parts)
         return {}, {"refresh": {}}
+
+    def _refreshed(self, head: Head) -> States:
+        """Where a state is kept that was trained exactly, and that nothing sent follows from."""
+        return States(seed_folder(self._run_folder(head) / "at-home", head["method"], head["seed"]))
 
     def _score(self, head: Head, parts: Parts, node: int) -> tuple[Head, Parts]:
         side, states, round = self._work(head)
         base = field(head, "base", int)
         results = {}
-        if self._private is None:
-            results["score"] = self._score_one(side, states, round, base, parts["message"])
         if field(head, "alone", bool):
-            alone, own = self._side(BASELINE, side.seed), self._states(head, BASELINE)
-            results["alone"] = self._score_one(alone, own, round, base, {})
-            write_atomic(self._alone_file(head), json.dumps(results["alone"]))
+            with self._at_home():
+                alone, own = self._side(BASELINE, side.seed), self._states(head, BASELINE)
+                results["alone"] = self._score_one(alone, own, round, base, {})
+                self._alone(head).write(results["alone"])
         if self._private is not None:
-            raise Refused(private.WITHHELD)
+            return {}, {"score": self._score_privately(head, parts, side, states, base)}
+        results["score"] = self._score_one(side, states, round, base, parts["message"])
         return {}, results
+
+    def _score_privately(
+        self, head: Head, parts: Parts, side: ClientSide, states: States, base: int
+    ) -> State:
+        """What the site lets out of its model's scores: nothing, or noisy ones at the end."""
+        assert self._private is not None, "asked before"
+
+        def theta() -> Tensor:
+            state = self._load(head, states, base)
+            own = self._under(head, side)
+            (found,) = own.call("personal", self.client, head["round"], state, parts["message"])
+            w: Tensor = found["w"]
+            return w
+
+        asked = arriving.question({k: head[k] for k in private.ASKED}, parts)
+        scores = self._private.scores(self._place(head), asked, theta, side.task)
+        if scores is None:
+            raise Refused(private.WITHHELD)
+        return scores
 
     def _score_one(
         self, side: ClientSide, states: States, round: int, base: int, public: State
@@ -269,8 +279,7 @@ class Site:
         side, states, round = self._work(head)
         base = field(head, "base", int)
         state = self._load(head, states, base)
-        if self._private is not None:
-            side = self._under(head, side)
+        side = self._under(head, side)
         (share,) = side.call("share", self.client, round, state, parts["message"])
         return {}, {"share": share}
 
@@ -278,29 +287,37 @@ class Site:
         """Write this site's personalized model and what it gained; the model stays here."""
         side, states, round = self._work(head)
         base = field(head, "base", int)
-        state = self._load(head, states, base)
-        (result,) = side.call("personal", self.client, round, state, parts["message"])
-        found, numbers = side.call("evidence", self.client, round, state, parts["message"])
-        about = {k: head[k] for k in ("run", "method", "seed", "round")}
-        own = self._private
-        facts = None if own is None else own.facts(head["run"], head["method"])
-        model = keeping.Model(
-            self.experiment, self.federation, self.client, side, result["w"], facts
-        )
-        place = self._seat(head).models()
-        alone = self._alone(head), self._alone_evidence(head)
-        said = model.write(place, self.folder.path / "report.csv", about, found, numbers, alone)
-        names = side.task.objective.names  # other facts, as the largest class's share, stay here
-        results: Parts = {"metrics": {k: v for k, v in numbers.items() if k in names} | said}
-        if self._private is not None:  # exact scores stay; so does a model that is not covered
-            results = {}
-        uncovered = self._private is not None and not self._private.covered(head["method"])
-        if field(head, "copy", bool) and self.file.share_model and not uncovered:
-            results["personal"] = result
+        side, results = self._under(head, side), {}
+        with self._at_home():
+            state = self._load(head, states, base)
+            (result,) = side.call("personal", self.client, round, state, parts["message"])
+            metrics = self._write_model(head, parts, side, state, result["w"])
+            covered = self._private is None or self._private.covered(head["method"])
+            if field(head, "copy", bool) and self.file.share_model and covered:
+                results["personal"] = result
+            if self._private is None:  # else exact scores stay
+                results["metrics"] = metrics
         return {}, results
 
+    def _write_model(
+        self, head: Head, parts: Parts, side: ClientSide, state: State | None, theta: Tensor
+    ) -> State:
+        """Keep the model with what it is worth; of that, what may be told."""
+        round, own = head["round"], self._private
+        found, numbers = side.call("evidence", self.client, round, state, parts["message"])
+        about = {k: head[k] for k in ("run", "method", "seed", "round")}
+        facts = None if own is None else own.facts(head["run"], head["method"])
+        model = keeping.Model(self.experiment, self.federation, self.client, side, theta, facts)
+        place = self._seat(head).models()
+        alone = self._alone(head).score, self._alone_evidence(head)
+        said = model.write(place, self.folder.path / "report.csv", about, found, numbers, alone)
+        names = side.task.objective.names  # other facts, as the largest class's share, stay here
+        return {k: v for k, v in numbers.items() if k in names} | said
+
     def _under(self, head: Head, side: ClientSide) -> ClientSide:
-        assert self._private is not None, "asked before"
+        """As the plan of the run protects it, where it does."""
+        if not self._protected(head) or self._private is None:
+            return side
         run, method, seed, _ = self._place(head)
         return replace(side, protection=self._private.protection(run, method, seed))
 
@@ -365,19 +382,8 @@ class Site:
 
     def _side(self, method: str, seed: int) -> ClientSide:
         if (method, seed) not in self._sides:
-            task = make_model(self.file, self.experiment, seed, self.federation)
-            cohort = self.experiment.cohort_size(self.file.seats)
-            engine = self.experiment.engine
-            info = FederationInfo(self.file.seats, cohort, task.layout)
-            self._sides[method, seed] = ClientSide(
-                self.methods[method],
-                task,
-                self.federation,
-                seed,
-                task.initial(),
-                info,
-                self.experiment.rounds,
-                compression=make_compression(engine.compression, engine.top_k),
+            self._sides[method, seed] = make_side(
+                self.file, self.experiment, self.methods[method], seed, self.federation
             )
         return self._sides[method, seed]
 
@@ -391,17 +397,8 @@ class Site:
     def _states(self, head: Head, method: str) -> States:
         return States(seed_folder(self._run_folder(head), method, head["seed"]))
 
-    def _alone_file(self, head: Head) -> Path:
-        folder = self._run_folder(head)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"alone-{head['seed']}.json"
-
-    def _alone(self, head: Head) -> float | None:
-        """What training alone came to, if it was trained beside."""
-        if not self._alone_file(head).is_file():
-            return None
-        score: float | None = json.loads(self._alone_file(head).read_text()).get("test_score")
-        return score
+    def _alone(self, head: Head) -> keeping.Alone:
+        return keeping.Alone(self._run_folder(head), head["seed"])
 
     def _alone_evidence(self, head: Head) -> State | None:
         """What the model trained alone gives for each test sample; it does not leave."""

@@ -1,4 +1,4 @@
-"""What the server sends, looked at before any method sees it.
+"""What the server sends, looked at before any method sees it; and what is to leave for it.
 
 A site cannot tell a crafted model from a bad one. It can insist on the form: finite values, and
 shapes that its own model, or the number of seats, gives rise to.
@@ -13,7 +13,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pgfed.engine.replies import Form
+from pgfed.engine import personal
+from pgfed.engine.client import ClientSide
+from pgfed.engine.replies import Form, refusal
 from pgfed.federation.flower.records import Head
 from pgfed.federation.site.house import Refused
 from pgfed.methods.values import Kind, State
@@ -49,6 +51,18 @@ def _check_shape(where: str, value: Tensor, shapes: set[tuple[int, ...]], rows: 
 
 def _are_seats(value: Tensor, seats: int) -> bool:
     return bool(((value >= 0) & (value < seats)).all())
+
+
+def check_leaving(
+    side: ClientSide, message: State, update: State, limit: int, longest: float | None
+) -> None:
+    """Refuse to send another form than declared, or a long step: under a crafted model a step may
+    be long, and the longer it is, the more it says."""
+    leaves = personal.declared(message, side.algorithm)
+    said = side.heard(leaves, message, update)
+    why = refusal(leaves, side.form, message, said, limit, longest)
+    if why is not None:
+        raise Refused(f"what training gave does not leave this site: {why}")
 
 
 def question(head: Head, parts: Mapping[str, State]) -> str:

@@ -6,8 +6,10 @@ runs/RUN.json      a run in which this site has a seat, and what it was like whe
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import logging
 import re
 import secrets
 import time
@@ -22,10 +24,12 @@ from pgfed.config.description import LEAVES, leaving, leaving_once
 from pgfed.config.tables import Experiment
 from pgfed.data.federation import Federation
 from pgfed.engine import personal
+from pgfed.engine.client import ClientError
 from pgfed.engine.compression import make_compression
 from pgfed.engine.replies import Form
-from pgfed.engine.storage.durable import write_atomic
+from pgfed.engine.storage.durable import DamagedFile, write_atomic
 from pgfed.errors import UserError
+from pgfed.federation.flower.records import BadRecord, Head, field
 from pgfed.federation.folders.folder import SiteFolder, digest
 from pgfed.federation.folders.models import make_model
 from pgfed.methods.contract import Algorithm
@@ -34,9 +38,36 @@ from pgfed.results.formats import size
 
 APPROVED = "approved.json"
 
+log = logging.getLogger(__name__)
+
 
 class Refused(Exception):
     """The site will not do what it was asked; the server is told why."""
+
+
+FAILED = "this site could not do it; its log says why"
+
+
+def told_of(error: Exception, name: str, *, private: bool) -> str:
+    """What the server is told of what went wrong at the site of this name, in words that somebody
+    can act on; a path of this machine is told to nobody else.
+
+    Under privacy nothing but what is said of the question: what went wrong inside may hold what
+    only samples tell.
+    """
+    if private and not isinstance(error, Refused | BadRecord):
+        log.error("it could not be done", exc_info=error)
+        return FAILED
+    if isinstance(error, UserError | ClientError | BadRecord | Refused | DamagedFile):
+        return str(error)
+    if not isinstance(error, OSError):
+        log.error("unexpected", exc_info=error)
+        return f"unexpected {type(error).__name__}: {error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        log.error("disk full: %s", error)
+        return f"disk full at {name}"
+    log.error("%s", error)
+    return f"{error.strerror or type(error).__name__} at the site, which says more in its log"
 
 
 # -- consent -----------------------------------------------------------------------------------
@@ -61,6 +92,20 @@ def approve(folder: SiteFolder, experiment: Experiment) -> None:
     when = {"experiment": experiment.name, "when": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     known = {**approved(folder), digest(folder.file, experiment): when}
     write_atomic(folder.path / APPROVED, json.dumps(known, indent=2) + "\n")
+
+
+def check_agreed(head: Head, agreed: str, frozen: str) -> None:
+    """Refuse a server that holds another agreement, experiment or model than this site."""
+    if field(head, "digest", str) != agreed:
+        raise Refused(
+            "this site holds another agreement or experiment than the server: compare site.toml "
+            "and experiment.toml with the server's federation.toml and experiment.toml"
+        )
+    if head.get("frozen", "") != frozen:
+        raise Refused(
+            "the model's frozen values are others here than at the server (their SHA-256 differs): "
+            "compare the files that its factory reads, and the versions of torch"
+        )
 
 
 def check_consent(
@@ -173,8 +218,10 @@ class Seat:
     def hold(self, facts: dict[str, str]) -> None:
         """Refuse to go on with other data or versions than those of the first time."""
         before = self.check()["facts"]
-        changed = [
-            f"{key} was {before.get(key, '')[:24]}, is {value[:24]}"
+        changed = [  # a hash of the data would tell who guesses that he guessed right
+            "data was other than now"
+            if key == "data"
+            else f"{key} was {before.get(key, '')[:24]}, is {value[:24]}"
             for key, value in facts.items()
             if before.get(key) != value
         ]
@@ -206,10 +253,11 @@ class Seat:
         write_atomic(self._path, json.dumps(content, indent=2) + "\n")
 
 
-def facts_of(federation: Federation) -> dict[str, str]:
-    """What must stay as it is while a run goes on."""
+def facts_of(federation: Federation, *, private: bool = False) -> dict[str, str]:
+    """What must stay as it is while a run goes on. Under privacy the data may grow: that it did
+    would tell of a record."""
     return {
-        "data": federation.fingerprint,
+        "data": "not told" if private else federation.fingerprint,
         "pgfed": version("pgfed"),
         "torch": torch.__version__,
         "flower": version("flwr"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import shutil
 from dataclasses import dataclass, replace
@@ -31,6 +32,30 @@ from pgfed.results.summary import gain_rows
 from pgfed.results.verdict import own_gain
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What the model that a site trained alone came to, in a folder of a run's, under one seed."""
+
+    folder: Path
+    seed: int
+
+    def write(self, scores: State) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(self._path, json.dumps(scores))
+
+    @property
+    def score(self) -> float | None:
+        """None where it was not trained, or is undefined."""
+        if not self._path.is_file():
+            return None
+        found: float | None = json.loads(self._path.read_text()).get("test_score")
+        return found
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / f"alone-{self.seed}.json"
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ lock           held while the ledger is looked at and written
 
 Kinds of lines: `open` (what the ledger is for), `budget` (changed by the operator), `plan` (a run's
 slice, reserved when it opens), `once` (noisy class counts, for all runs), `charge` (an answered
-round), `repair`. Nothing here looks at a clock, and nothing is known by the data's fingerprint: one
-more record must not open a new budget.
+round), `score` (a model's noisy scores, at the end), `repair`. Nothing here looks at a clock, and
+nothing is known by the data's fingerprint: one more record must not open a new budget.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pgfed.errors import UserError
 
 FILE, OUTBOX, LOCK = "ledger.jsonl", "outbox", "lock"
 FIRST = "0" * 64  # stands before the first line
+OLD = "an old backup? `pgfed privacy repair` counts as spent what may have left"
 
 Line = dict[str, Any]
 Place = tuple[str, str, int, int]  # run, method, seed, round
@@ -93,7 +94,7 @@ class Ledger:
             if found.hash_at(lines) != head:
                 raise LedgerError(
                     f"{self._path}: {len(found.lines)} lines, but it had {lines} with another end; "
-                    "an old backup? `pgfed privacy repair` counts as spent what may have left"
+                    f"{OLD}"
                 )
 
     def seen(self) -> list[tuple[int, str]]:
@@ -149,7 +150,7 @@ class Ledger:
 
     def tidy(self, entries: Entries) -> None:
         """Remove replies that were not charged: they have not left."""
-        known = {f"{line['sent']}.safetensors" for line in entries.of("charge")}
+        known = {f"{line['sent']}.safetensors" for line in entries.lines if "sent" in line}
         for path in (self.folder / OUTBOX).iterdir():
             if path.name not in known:
                 path.unlink(missing_ok=True)
@@ -163,6 +164,16 @@ class Entries:
 
     def __init__(self, lines: list[Line], head: str) -> None:
         self.lines, self.head = lines, head
+
+    @property
+    def end(self) -> str:
+        """How long it is and how it ends: for the server, which says it again to a later ledger."""
+        return f"{len(self.lines)} {self.head}"
+
+    def has_ended(self, end: str) -> bool:
+        """Whether it once was so long, and ended so."""
+        lines, _, head = end.partition(" ")
+        return lines.isdecimal() and self.hash_at(int(lines[:9])) == head
 
     def hash_at(self, n: int) -> str | None:
         """How the ledger ended when it had n lines."""
@@ -197,9 +208,14 @@ class Entries:
     def plan(self, run: str) -> Line | None:
         return next((line for line in self.of("plan") if line["run"] == run), None)
 
-    def charge(self, place: Place) -> Line | None:
+    def closed(self, plan: Line) -> bool:
+        """Whether the ledger was repaired after this plan was made: what had been answered until
+        then is not known."""
+        return any(line["kind"] == "repair" for line in self.lines[self.lines.index(plan) :])
+
+    def charge(self, place: Place, kind: str = "charge") -> Line | None:
         """The answer to this round, if it was given."""
-        for line in self.of("charge"):
+        for line in self.of(kind):
             if (line["run"], line["method"], line["seed"], line["round"]) == place:
                 return line
         return None
@@ -211,11 +227,10 @@ class Entries:
             for line in self.of("charge")
         )
 
-    @property
-    def counts(self) -> list[float] | None:
-        """The noisy class counts, if they were ever released."""
-        line = next(self.of("once"), None)
-        return None if line is None else list(line["counts"])
+    def counts(self, classes: list[str]) -> list[float] | None:
+        """The noisy counts of these classes, if they were ever released."""
+        found = (line["counts"] for line in self.of("once") if line["classes"] == classes)
+        return next(found, None)
 
 
 def canonical(line: Mapping[str, Any]) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from pgfed.config.privacy import SitePrivacy
 from pgfed.config.tables import Experiment
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine import privacy as protecting
+from pgfed.engine.personal import covered
 from pgfed.engine.privacy import Protection
 from pgfed.engine.storage.durable import state_from_bytes, state_to_bytes
 from pgfed.errors import UserError
@@ -21,17 +21,17 @@ from pgfed.federation.folders.folder import SiteFolder, digest
 from pgfed.federation.folders.models import make_model
 from pgfed.federation.site import ledger as ledgers
 from pgfed.federation.site.house import Refused
-from pgfed.federation.site.ledger import Entries, Ledger, Line, Place
-from pgfed.methods.contract import Algorithm, FederationInfo
-from pgfed.methods.randomness import draw_cohort
+from pgfed.federation.site.ledger import OLD, Entries, Ledger, Line, Place
+from pgfed.federation.site.slices import Slices
+from pgfed.methods.contract import Algorithm
 from pgfed.methods.values import State
 from pgfed.model.private import checks
 from pgfed.model.private.noise import Secret, Source
-from pgfed.model.private.policy import COUNTS, Policy, Releases
+from pgfed.model.private.policy import Meter, Policy
 from pgfed.model.private.units import Units
 from pgfed.model.private.view import PrivateTask
 from pgfed.model.task import Task
-from pgfed.privacy import accounting, planning
+from pgfed.privacy import planning
 
 NOTE = "ledger.json"  # in the site's state folder: how long the ledger was
 ASKED = ("stage", "run", "method", "seed", "round", "base")  # by which a request is known again
@@ -42,10 +42,15 @@ def ledger_of(folder: SiteFolder, data: str = "", at: Path | None = None) -> Led
     """Beside the data, so that two federations on the same data meet in it."""
     table = folder.file.private
     place = (at or folder.path) / Path((data or folder.file.data).partition(":")[2]).expanduser()
-    where = place.with_name(f"{place.name}.privacy")
-    if table.ledger is not None:
-        where = folder.path / Path(table.ledger).expanduser()
-    return Ledger(where.absolute(), folder.states / NOTE)
+    place = place.resolve()  # by whatever link the data is reached, it is the same
+    beside = place.with_name(f"{place.name}.privacy")
+    where = folder.path / Path(table.ledger).expanduser() if table.ledger else beside
+    if where.resolve() != beside and Ledger(beside).exists:
+        raise UserError(
+            f"privacy.ledger: found {table.ledger}, but {beside} holds a ledger of these records; "
+            "leave the key out, or move that folder there"
+        )
+    return Ledger(where.resolve(), folder.states / NOTE)
 
 
 def made(
@@ -86,6 +91,10 @@ class SiteProtection(Protection):
         object.__setattr__(self, "last", view)
         return view, data
 
+    def class_counts(self, task: Task, federation: Federation, client: int) -> Tensor:
+        """Never released: nothing is known of them."""
+        return torch.ones(task.outputs) if self.known is None else torch.tensor(self.known)
+
     def counts(self, view: PrivateTask, units: Units, key: int, classes: int) -> Tensor:
         counts = self.known or self.fresh
         if counts is None:
@@ -115,9 +124,15 @@ class Private:
         protecting.check_experiment(experiment, federation.schema)
         checks.check_objective(self._task.objective)
         checks.check_model(self._task)
+        self._slices = Slices(folder, experiment, methods, federation, self._task)
         for name, method in methods.items():
             if not self.exempt(name):
-                planning.check_method(name, method, self._task.layout)
+                protecting.check_method(name, method, self._task.layout)
+        if table.scores == "end" and self._task.objective.metric != "accuracy":
+            raise UserError(
+                f"privacy.scores: found 'end'; {self._task.objective.metric} is no sum over test "
+                "units, which could be bounded; allowed: 'withheld', or task.metric = 'accuracy'"
+            )
         if table.epsilon is None:
             raise UserError("privacy.epsilon: a site needs a budget beside its noise_multiplier")
         with ledger.locked() as entries:
@@ -126,10 +141,10 @@ class Private:
 
     def exempt(self, method: str) -> bool:
         """Whether nothing of a method leaves."""
-        return planning.gives_nothing(self._methods[method], self._task.layout)
+        return self._slices.exempt(method)
 
     def covered(self, method: str) -> bool:
-        return self._methods[method].covered
+        return covered(self._methods[method])
 
     # -- the ledger's first line -----------------------------------------------------------------
 
@@ -165,13 +180,14 @@ class Private:
         self.size, self.size_test = int(opened["size"]), int(opened["size_test"])
 
     def _units(self, part: int) -> int:
-        bounds = self._federation.bounds[self._client]
-        rows = Shard(
-            self._federation.x[bounds[part] : bounds[part + 1]],
-            self._federation.y[bounds[part] : bounds[part + 1]],
-        )
+        data = self._federation.test if part == 2 else self._federation.train
+        rows = data(self._client)
         groups = self._federation.groups(self._client, part) if self._unit == "group" else None
         return len(Units.of(rows, groups)) if len(rows) else 0
+
+    def _test_units(self) -> Units:
+        groups = self._federation.groups(self._client, 2) if self._unit == "group" else None
+        return Units.of(self._federation.test(self._client), groups)
 
     # -- plans -----------------------------------------------------------------------------------
 
@@ -183,91 +199,20 @@ class Private:
             if known["digest"] != agreed:
                 raise Refused("this run's plan was made for another experiment")
             return known
-        ledgers.reserve(self.ledger, entries, self._drafted(entries, run, agreed))
+        draft = self._slices.drafted(entries, run, agreed, self.size)
+        try:
+            ledgers.reserve(self.ledger, entries, draft)
+        except ledgers.LedgerError as error:  # tells of the budget alone
+            raise Refused(str(error)) from None
         found = entries.plan(run)
         assert found is not None
         return found
 
-    def _drafted(self, entries: Entries, run: str, agreed: str) -> Line:
-        """All methods and seeds of the experiment are about the same records: one slice."""
-        table = self._table
-        (left, _), (budget, budget_delta) = entries.left, entries.budget
-        epsilon = min(table.run_epsilon or left, left)
-        if epsilon <= 0:
-            raise Refused("the privacy budget of this site is used up")
-        delta = budget_delta * epsilon / budget
-        order, releases = self._course(entries)
-        times = len(order)
-        total = planning.total_in_order(order, releases)
-        if table.noise_multiplier is None:
-            noises, spent = accounting.planned(total, epsilon, delta)
-        else:
-            noises = accounting.noise(total, table.noise_multiplier)
-            times = planning.longest(order, releases, noises, epsilon, delta)
-            history = accounting.history(planning.total_in_order(order[:times], releases), noises)
-            spent = accounting.spent(history, delta)
-        allowed = Counter(order[:times])
-        scale = checks.loss_scale(self._task.objective, self._task.outputs, table.loss_scale)
-        if scale is None and any(map(planning.needs_scale, releases.values())):
-            raise UserError("privacy.loss_scale: losses are summed; give their bound")
-        return {
-            "run": run,
-            "digest": agreed,
-            "epsilon": spent.epsilon,
-            "delta": delta,
-            "accountant": spent.accountant,
-            "clip": table.clip,
-            "personal": table.personal,
-            "loss_scale": scale or 1.0,
-            "noise": noises,
-            "rounds": [[method, seed, allowed[method, seed]] for method, seed in allowed],
-            "releases": {
-                name: [[kind, q, n] for (kind, q), n in sorted(found.items())]
-                for name, found in releases.items()
-            },
-        }
-
-    def _course(self, entries: Entries) -> tuple[list[tuple[str, int]], dict[str, Releases]]:
-        """Every participation in the order in which it will be asked for; what each releases."""
-        info = self._info
-        releases: dict[str, Releases] = {}
-        order: list[tuple[str, int]] = []
-        for seed in self._experiment.seeds:
-            for name, method in self._methods.items():
-                if self.exempt(name):
-                    continue
-                if name not in releases:
-                    found = planning.dry_or_refuse(
-                        name,
-                        method,
-                        self._task,
-                        info,
-                        self.size,
-                        self._table,
-                        self._experiment.rounds,
-                    )
-                    if entries.counts is not None:
-                        found = Counter({k: n for k, n in found.items() if k[0] != COUNTS})
-                    releases[name] = found
-                drawn = sum(self.drawn(seed, t) for t in range(1, self._experiment.rounds + 1))
-                order += [(name, seed)] * min(drawn, self._table.participations or drawn)
-        return order, releases
-
-    @property
-    def _info(self) -> FederationInfo:
-        seats = self._folder.file.seats
-        return FederationInfo(seats, self._experiment.cohort_size(seats), self._task.layout)
-
-    def drawn(self, seed: int, round: int) -> bool:
-        """Whether this site is of the round's cohort, which everybody can compute."""
-        info, keys = self._info, self._federation.keys
-        named = None if keys is None else list(keys)
-        return self._client in draw_cohort(seed, round, info.clients, info.cohort, named)
-
     def protection(self, run: str, method: str, seed: int) -> SiteProtection:
         """As the run's plan has it."""
         with self.ledger.locked() as entries:
-            line, counts = self._plan(entries, run), entries.counts
+            line = self._plan(entries, run)
+            counts = entries.counts(self._folder.file.classes)
         if (run, method, seed) not in self._protections:
             releases = {(kind, float(q)): int(n) for kind, q, n in line["releases"][method]}
             policy = Policy(
@@ -297,7 +242,7 @@ class Private:
 
         ``work`` gives the update and the SHA-256 of the new state, which it has put on disk.
         """
-        run, method, seed, round = place
+        run, method, seed, _ = place
         with self.ledger.locked() as entries:
             line = self._plan(entries, run)
             if (told := self._again(entries, place, asked)) is not None:
@@ -312,28 +257,25 @@ class Private:
             if (told := self._again(entries, place, asked)) is not None:
                 return told  # another process was first
             self._check_turn(entries, line, place)
-            if protection.fresh is not None and entries.counts is None:
-                self.ledger.append(entries, "once", counts=protection.fresh)
-            self.ledger.append(
-                entries,
-                "charge",
-                run=run,
-                method=method,
-                seed=seed,
-                round=round,
-                base=base,
-                asked=asked,
-                sent=sent,
-                state=state,
-                meter=[
-                    [kind, q, n] for (kind, q), n in sorted(protection.last.meter.releases.items())
-                ],
-            )
+            classes = self._folder.file.classes
+            if protection.fresh is not None and entries.counts(classes) is None:
+                self.ledger.append(entries, "once", classes=classes, counts=protection.fresh)
+            meter, more = protection.last.meter, {"base": base, "state": state}
+            self._charge(entries, "charge", place, asked=asked, sent=sent, meter=meter, **more)
         return state_from_bytes(reply)
 
-    def _again(self, entries: Entries, place: Place, asked: str) -> State | None:
+    def _charge(
+        self, entries: Entries, kind: str, place: Place, *, meter: Meter, **more: Any
+    ) -> None:
+        where = dict(zip(("run", "method", "seed", "round"), place, strict=True))
+        releases = [[kind, q, n] for (kind, q), n in sorted(meter.releases.items())]
+        self.ledger.append(entries, kind, **where, **more, meter=releases)
+
+    def _again(
+        self, entries: Entries, place: Place, asked: str, kind: str = "charge"
+    ) -> State | None:
         """The stored answer to a request that was answered; another one is refused."""
-        charge = entries.charge(place)
+        charge = entries.charge(place, kind)
         if charge is None:
             return None
         if charge["asked"] != asked:
@@ -345,14 +287,55 @@ class Private:
 
     def _check_turn(self, entries: Entries, line: Line, place: Place) -> None:
         run, method, seed, round = place
+        self._check_open(entries, line)
         most = {(name, s): times for name, s, times in line["rounds"]}.get((method, seed), 0)
         if entries.charges(run, method, seed) >= most:
             raise Refused(
                 f"the privacy budget of this run is used up: {most} rounds of {method}, seed "
                 f"{seed}, were planned"
             )
-        if not self.drawn(seed, round):
+        if not self._slices.drawn(seed, round):
             raise Refused(f"this site is not drawn in round {round}")
+
+    def _check_open(self, entries: Entries, line: Line) -> None:
+        if entries.closed(line):
+            raise Refused(
+                "the ledger was repaired after this run's plan was made: what was answered in it "
+                "is not known any more, and nothing more is"
+            )
+
+    def scores(
+        self, place: Place, asked: str, theta: Callable[[], Tensor], task: Task
+    ) -> State | None:
+        """The one noisy score of a covered model, after the last round; None: it is withheld."""
+        run, method, _, round = place
+        last = round == self._experiment.rounds and self.size_test
+        if not (last and self._slices.scored(method)):
+            return None
+        with self.ledger.locked() as entries:
+            line = self._plan(entries, run)
+            if (told := self._again(entries, place, asked, "score")) is not None:
+                return told
+            self._check_open(entries, line)
+            if method not in line["scores"]:
+                return None
+        policy = Policy(self.size_test, line["clip"], line["noise"], line["loss_scale"], self._unit)
+        view = PrivateTask(task, policy, Secret(), Meter(), who="scores")
+        right, loss = view.scores(theta(), self._test_units(), self.size_test)
+        scores: State = {
+            "test_n": self.size_test,
+            "test_loss": loss * self.size_test,
+            "test_score": min(1.0, max(0.0, right)),
+            "validation_n": 0,
+            "validation_loss": 0.0,
+        }
+        sent = self.ledger.put(state_to_bytes(scores))
+        with self.ledger.locked() as entries:
+            if (told := self._again(entries, place, asked, "score")) is not None:
+                return told  # another process was first
+            self._check_open(entries, line)
+            self._charge(entries, "score", place, asked=asked, sent=sent, meter=view.meter)
+        return scores
 
     def state_of(self, place: Place) -> str:
         """The SHA-256 of the state that this round left; only what was charged counts."""
@@ -365,19 +348,25 @@ class Private:
             )
         return str(charge["state"])
 
-    def declared(self) -> dict[str, Any]:
-        """What is told in the place of what there is."""
-        sizes = {"n_train": self.size, "n_validation": 0, "n_test": self.size_test}
-        return {**sizes, "privacy": self._said()}
-
-    def _said(self) -> str:
-        """For the server's report: what this site's ledger promises, and has reserved."""
+    def declared(self, echo: object = None) -> dict[str, Any]:
+        """What is told in the place of what there is. ``echo``: how the ledger ended when the
+        server last heard of it; an older one is a backup that somebody put back."""
         with self.ledger.locked() as entries:
-            (epsilon, delta), (spent, _) = entries.budget, entries.reserved
-        return (
+            if echo and not entries.has_ended(str(echo)):
+                raise Refused(f"this site's ledger is older than the server knows it; {OLD}")
+        sizes = {"n_train": self.size, "n_validation": 0, "n_test": self.size_test}
+        (epsilon, delta), (spent, _) = entries.budget, entries.reserved
+        said = (  # for the server's report
             f"epsilon {epsilon:g}, of which {spent:.2f} reserved, delta {delta:g}, "
             f"per {self._unit}, {self.size} declared"
         )
+        return {**sizes, "privacy": said, "ledger": entries.end}
+
+    @property
+    def end(self) -> str:
+        """How the ledger ends."""
+        with self.ledger.locked() as entries:
+            return entries.end
 
     def facts(self, run: str, method: str) -> dict[str, Any]:
         """For the manifest of a model that stays here, and for the server's report."""

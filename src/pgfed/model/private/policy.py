@@ -15,6 +15,7 @@ GRADIENT = "gradient"
 PASS = "pass"  # a gradient and a loss together, as PGFed tells of its risk
 LOSSES = "losses"  # of several models, as FedFomo and IFCA compare them
 COUNTS = "counts"  # of the classes: once per ledger
+SCORES = "scores"  # right or wrong and the loss on test units: once per run, where they leave
 ONCE = (COUNTS,)
 
 Releases = Counter[tuple[str, float]]  # (kind, share of the units drawn) -> how many

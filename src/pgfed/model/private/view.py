@@ -81,6 +81,15 @@ class PrivateTask(Task):
             return idle
         return HomeTask(self._plain)
 
+    @property
+    def offset(self) -> Tensor | None:
+        """One frame for what is sent and for what is trained at home."""
+        return self._plain.offset
+
+    @offset.setter
+    def offset(self, value: Tensor | None) -> None:
+        self._plain.offset = value
+
     # -- A ---------------------------------------------------------------------------------------
 
     def batches(
@@ -261,6 +270,18 @@ class PrivateTask(Task):
             return torch.ones(classes, device=self.device)
         one_hot = torch.nn.functional.one_hot(units.shard.y, classes).double()
         return self._released(units.means(one_hot), kinds.COUNTS).float().clamp(min=1.0)
+
+    def scores(self, theta: Tensor, units: Units, size: int) -> tuple[float, float]:
+        """(accuracy, mean loss up to L) over test units, of which ``size`` are declared."""
+        self.meter.add(kinds.SCORES)
+        scale = self.policy.loss_scale
+        right, losses = [], []
+        for outputs, y in self._outputs_of(theta, units.shard):
+            right.append(self.objective.outcomes(outputs, y).double())
+            losses.append(self.objective.losses(outputs, y).double().clamp(max=scale) / scale)
+        columns = units.means(torch.stack([torch.cat(right), torch.cat(losses)], 1))
+        correct, loss = self._released(columns / math.sqrt(2), kinds.SCORES).tolist()
+        return correct * math.sqrt(2) / size, loss * math.sqrt(2) * scale / size
 
     def _released(self, vectors: Tensor, kind: str) -> Tensor:
         """The noisy sum of a row per unit, each no longer than 1."""
