@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from numerics.reference import Array
-from numerics.setup import float64, make_run
+from numerics.setup import Risk, float64, make_run, quadratic
 from numerics.stepping import (
     ANSWERED,
     CLIENTS,
@@ -26,6 +27,9 @@ from numerics.stepping import (
 from pgfed.errors import UserError
 from pgfed.methods.fedamp import FedAMP
 from pgfed.methods.local import Local
+from pgfed.methods.randomness import Rng
+from pgfed.methods.steps import pull, sgd
+from pgfed.model.task import Task
 from pgfed.results.runs import exported
 
 
@@ -116,3 +120,13 @@ def test_bytes() -> None:
 
 def test_scoring_has_no_effect() -> None:
     assert_scoring_has_no_effect(FedAMP(train=TRAIN))
+
+
+def test_without_a_loss_a_plain_step_closes_the_gap_by_the_pull() -> None:
+    """f = 0, w = u + delta: w - u becomes (1 - lr prox) delta."""
+    task, data, _, _ = quadratic(8)
+    flat = Task(task.module, task.input_shape, objective=Risk(lambda out, y: 0 * out.sum()))
+    u, delta = flat.initial(), torch.linspace(-1, 1, flat.d)
+    plain = replace(TRAIN, epochs=1, batch_size=0, momentum=0.0)
+    w, _ = sgd(flat, u + delta, data, Rng(0, 0, 1), plain, terms=pull(0.7, u))
+    torch.testing.assert_close(w - u, (1 - plain.lr * 0.7) * delta, rtol=0, atol=1e-6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from numerics.setup import float64, quadratic
+from numerics.setup import float64, make_run, quadratic
 from numerics.stepping import (
     ANSWERED,
     CLIENTS,
@@ -123,3 +123,17 @@ def test_bytes() -> None:
 
 def test_scoring_has_no_effect() -> None:
     assert_scoring_has_no_effect(Scaffold(train=TRAIN))
+
+
+def test_alone_in_the_federation_it_is_fedavg() -> None:
+    """N = 1: the common variate is the client's own."""
+    plain = replace(TRAIN, momentum=0.0)
+    one, two = (
+        make_run(Scaffold(train=plain, variates=on), PROBLEM[:1], cohort=1, rounds=3, seed=3)
+        for on in (True, False)
+    )
+    for _ in range(3):
+        one.step()
+        two.step()
+        torch.testing.assert_close(one.server["w"], two.server["w"], rtol=0, atol=1e-6)
+    assert float(one.server["c"].norm()) > 0.01

@@ -48,6 +48,7 @@ class Scaffold(Algorithm):
     official_momentum = False
     plain_sgd = "a control variate is the mean gradient of plain steps"
     control = {"variates": False}
+    grid = {"server_lr": [0.5, 1.0]}
 
     server_lr: Annotated[float, Gt(0), "eta_g, how far the server goes towards the mean"] = 1.0
     variates: Annotated[
