@@ -200,9 +200,24 @@ class RunData:
             **{k: v for k, v in own.items() if k not in (BASE, "personal")},
             **{f"personal.{k}": v for k, v in personal.items()},
             "aggregation": e.engine.aggregation,
+            **self._circumstances,
             "attack": self.attack,
             "privacy": self._privacy(method),
         }
+
+    @property
+    def _circumstances(self) -> dict[str, Any]:
+        """What else reaches all methods, where it is not as usual."""
+        engine, server = self.experiment.engine, self.experiment.server
+        found: dict[str, Any] = {}
+        if engine.availability != 1:
+            found["availability"] = engine.availability
+        if engine.compression != "none":
+            sent = f" {engine.top_k:g}" if engine.compression == "top-k" else ""
+            found["compression"] = engine.compression + sent
+        if server.optimizer != "none":
+            found |= {f"server.{k}": v for k, v in asdict(server).items() if v is not None}
+        return found
 
     def _privacy(self, method: str) -> str:
         """What protects the records that a method trains on."""

@@ -63,7 +63,10 @@ def sections(group: Group, style: Style, prefix: str, running: Sequence[Method])
             "learning",
             "How fast, and for how many bytes",
             present(curves(group, style, running)),
-            filled(("Rounds to a score", results.speed(group))),
+            filled(
+                ("Rounds to a score", results.speed(group)),
+                ("What travelled", results.travelled(group)),
+            ),
             results.pace(group),
         ),
         Part("held", "Who holds what", present(partition(group) if group.methods else None)),

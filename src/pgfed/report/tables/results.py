@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -221,6 +223,47 @@ def _rounds_to(target: float, metric: Metric) -> Column[Method]:
 
     shown = f"{100 * target:.0f} %" if metric.unit == "share" else f"{target:g}"
     return Column(f"to_{100 * target:.0f}", shown, f"Rounds to this {metric.title}", cell)
+
+
+# -- bytes -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One entry of a method's messages or updates: bytes of one run, the mean over seeds."""
+
+    method: Method
+    key: str
+    down: float
+    up: float
+
+
+def travelled(group: Group) -> Table:
+    """What went to and fro, entry by entry, as it travelled."""
+    columns = [
+        Column[_Entry]("method", "Method", "", lambda e: Cell(e.method.label)),
+        Column[_Entry]("key", "Entry", "Its name in the method's file", lambda e: word(e.key)),
+        Column[_Entry]("down", "Down", "To the clients", lambda e: Cell(size(e.down), e.down)),
+        Column[_Entry]("up", "Up", "From the clients", lambda e: Cell(size(e.up), e.up)),
+    ]
+    return fill(
+        "bytes-table",
+        "Bytes of one run in training, by what they were: after compression, the mean over seeds.",
+        columns,
+        [(method.label, entry) for method in group.methods for entry in _entries(method)],
+    )
+
+
+def _entries(method: Method) -> list[_Entry]:
+    found: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
+    for run in method.runs.values():
+        for record in run.history.records:
+            for way, sizes in record.get("bytes_by_key", {}).items():
+                for key, sent in sizes.items():  # another client's model each: one entry
+                    found[way][re.sub(r"_\d+$", "_*", key)] += sent
+    n, down, up = len(method.runs), found["down"], found["up"]
+    keys = sorted({*down, *up}, key=lambda key: -down[key] - up[key])
+    return [_Entry(method, key, down[key] / n, up[key] / n) for key in keys]
 
 
 # -- several federations -----------------------------------------------------------------------
