@@ -37,7 +37,7 @@ CSV_COLUMNS = (
     *("gain", "gain_low", "gain_high", "gain_std_clients", "gain_worst_decile"),
     *("clients_gained", "clients_lost", "clients_untold"),
     *("over_control", "over_control_low", "over_control_high"),
-    *("bytes", "images_per_second", "replies_dropped"),
+    *("bytes", "samples_per_second", "replies_dropped"),
 )
 
 

@@ -16,6 +16,7 @@ from pgfed.errors import UserError
 from pgfed.federation.folders.folder import FederationFolder
 from pgfed.federation.folders.keys import expiry_warning
 from pgfed.federation.server import control, status
+from pgfed.report import rendering as reports
 from pgfed.results.folder.reader import load
 from pgfed.results.formats import duration, percent, size
 
@@ -121,7 +122,7 @@ def watch(folder: FederationFolder, options: dict[str, Any]) -> bool:
         print(f"pgfed: the run did not finish: {why}", file=sys.stderr)
         return False
     console.print(table(content, None))
-    outcomes(load(folder.run))
+    outcomes(load(folder.run), reports.write_page(folder.run) if reports.possible() else None)
     console.print("Each site holds its own model.")
     return True
 
