@@ -27,6 +27,7 @@ PARTS = {
     "workers": "Workers, and a busy machine",
     "server": "PGFed's server step",
     "scale": "Scale in clients",
+    "since": "Small models and many clients, since 0.1.0",
     "memory": "Data larger than memory",
     "checkpoint_cost": "What checkpoints cost",
     "ray_overhead": "A round on Ray",
@@ -42,7 +43,7 @@ the part began: well below 1 on a quiet machine.
 
 
 def machine() -> str:
-    facts = environment(random_federation(1, clients=1))
+    facts = environment(random_federation(1, clients=1), {})
     versions = facts["packages"]
     return (
         f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_bytes'] / 2**30:.0f} GiB; torch "

@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 
 # A run that takes a fraction of a second.
-SMALL = ["--set", "engine.backend=serial", "--set", "rounds=2", "--set", "data.clients=4"]
+SMALL = [
+    *("--set", "engine.backend=serial", "--set", "rounds=2", "--set", "data.clients=4"),
+    *("--set", "method.alone.max_epochs=1"),
+]
 
 
 @dataclass

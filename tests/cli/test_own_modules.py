@@ -42,6 +42,7 @@ class Mine(Algorithm):
         w, kept = sgd(task, message["w"], data, rng, self.train, state)
         return self.keep(**kept), {"w": w, "n": len(data)}
 """
+NIGHTLY_RAY = pytest.param("ray", marks=pytest.mark.nightly)
 TRAP = "open({!r}, 'w').close()\nraise SystemExit('the trap ran')\n"
 
 
@@ -111,17 +112,18 @@ def test_what_a_strangers_folder_names_is_not_imported(
         assert not (stranger / "evil.ran").exists()
 
 
-def test_not_even_where_it_can_be_found_and_then_when_allowed(stranger: Path) -> None:
-    for words in (ASKING["export"], ASKING["predict"]):
-        refused = command(*words, at=stranger, python_path=stranger)
-        assert (refused.code, "--allow-module evil" in refused.line) == (2, True)
-        lost = command(*words, "--allow-module", "evil", at=stranger)  # the folder is not searched
-        assert lost.code == 2
-        assert "--module-path" in lost.line
-        assert not (stranger / "evil.ran").exists()
-    words = (*ASKING["predict"], "--allow-module", "evil:Net", "--module-path", ".")
-    done = command(*words, at=stranger)
-    assert (done.code, len(done.out.splitlines())) == (0, 4), done.err
+@pytest.mark.parametrize("name", ["predict", pytest.param("export", marks=pytest.mark.nightly)])
+def test_not_even_where_it_can_be_found_and_then_when_allowed(stranger: Path, name: str) -> None:
+    words = ASKING[name]
+    refused = command(*words, at=stranger, python_path=stranger)
+    assert (refused.code, "--allow-module evil" in refused.line) == (2, True)
+    lost = command(*words, "--allow-module", "evil", at=stranger)  # the folder is not searched
+    assert lost.code == 2
+    assert "--module-path" in lost.line
+    assert not (stranger / "evil.ran").exists()
+    done = command(*words, "--allow-module", "evil:Net", "--module-path", ".", at=stranger)
+    assert done.code == 0, done.err
+    assert name != "predict" or len(done.out.splitlines()) == 4
     assert (stranger / "evil.ran").exists()
 
 
@@ -147,7 +149,7 @@ def test_a_name_that_is_none(pgfed: Callable[..., Done], stranger: Path) -> None
         assert "allowed: package.module:Name" in done.line
 
 
-@pytest.mark.parametrize("backend", ["serial", "process", "ray"])
+@pytest.mark.parametrize("backend", ["serial", "process", NIGHTLY_RAY])
 def test_modules_in_the_current_folder_do_not_run(tmp_path: Path, backend: str) -> None:
     if backend == "ray":
         pytest.importorskip("ray")
@@ -179,7 +181,7 @@ def test_nor_does_a_model_of_that_name(tmp_path: Path) -> None:
     assert not (tmp_path / "evil.ran").exists()
 
 
-@pytest.mark.parametrize("backend", ["serial", "process"])
+@pytest.mark.parametrize("backend", ["process", pytest.param("serial", marks=pytest.mark.nightly)])
 def test_an_own_method_in_a_run_and_when_it_goes_on(tmp_path: Path, backend: str) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "mine.py").write_text(METHOD)

@@ -164,7 +164,15 @@ def test_images_of_a_stranger(
     # The last client has three samples.
     data["client"] = np.repeat([12, 40, 7, 99], [30, 30, 27, 3])
     np.savez(tmp_path / "own.npz", **data)
-    done = pgfed("run", *SMALL[:4], "--set", "data.dataset=npz:own.npz", "--set", "train.epochs=1")
+    done = pgfed(
+        "run",
+        *SMALL[:4],
+        *SMALL[6:],
+        "--set",
+        "data.dataset=npz:own.npz",
+        "--set",
+        "train.epochs=1",
+    )
     assert done.code == 0, done.err
     folder = tmp_path / "runs/own/pgfed/seed-0"
     manifest = json.loads((folder / "models/manifest.json").read_text())

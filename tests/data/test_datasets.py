@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from data_files import (
     write_organamnist,
 )
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from pgfed.data import datasets
 from pgfed.data.dataset import Dataset
@@ -40,11 +42,22 @@ def test_digits_are_embedded_grey_bytes():
     assert set(np.unique(digits.x)) == {round(255 * level / 16) for level in range(17)}
 
 
-def test_scikit_learn_is_imported_for_digits_only():
-    import subprocess
+def test_digits_are_scikit_learns():
+    theirs = load_digits()
+    ours = load("digits", None)
+    np.testing.assert_array_equal(ours.x[:, 0], np.rint(theirs.images * 255 / 16))
+    np.testing.assert_array_equal(ours.y, theirs.target)
 
-    code = "import sys, pgfed.data.federation; sys.exit('sklearn' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+
+def test_a_run_of_the_digits_does_without_scikit_learn(tmp_path: Path):
+    """To import it takes as long as torch."""
+    code = (
+        "import sys, pgfed\n"
+        "quick = {'methods': ['local'], 'rounds': 1, 'engine': {'backend': 'serial'}}\n"
+        "pgfed.run('digits', out='run', **quick)\n"
+        "sys.exit('sklearn' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])

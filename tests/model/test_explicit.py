@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pgfed.data.federation import Shard
 from pgfed.model.explicit import chain_of
 from pgfed.model.flat import Stepped
 from pgfed.model.kinds import Classes
@@ -92,7 +93,46 @@ def test_only_what_is_exactly_this_chain_takes_the_short_way() -> None:
     assert chain_of(hooked, task._trained) is None
 
 
-def test_weights_of_classes_go_the_long_way() -> None:
+@pytest.mark.parametrize("model", ["mlp", "linear"])
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("framed", [False, True])
+def test_so_are_they_with_weights_a_frame_and_from_features(
+    model: str, weighed: bool, framed: bool
+) -> None:
+    names = ["a", "b", "c"]
+    objective = Classes(names, weights=[1.0, 2.0, 3.7] if weighed else "none")
+    task = make_task(model, (6,), 3, seed=0, objective=objective)
+    task.offset = torch.tensor([0.3, -2.0, 0.1]) if framed else None
+    plain, theta = by_autograd(task), task.initial()
+    for n in (10, 37, 10):
+        x, y = batch(n, (6,), 3)
+        found, expected = torch.zeros(task.d), torch.zeros(task.d)
+        assert torch.equal(
+            task.add_gradient(theta, x, y, found), plain.add_gradient(theta, x, y, expected)
+        )
+        assert torch.equal(found, expected)
+        z = task.features(theta, x)
+        assert torch.equal(z, plain.features(theta, x))
+        assert torch.equal(task.head(theta, z), plain.head(theta, z))
+        assert torch.equal(task.logits(theta, x), plain.logits(theta, x))
+        assert torch.equal(
+            task.add_head_gradient(theta, z, y, found),
+            plain.add_head_gradient(theta, z, y, expected),
+        )
+        assert torch.equal(found, expected)
+
+
+def test_each_clients_weights_are_its_own() -> None:
+    """Views share the model, and what it remembers of the last batch."""
+    task = make_task("mlp", (6,), 3, seed=0, objective=Classes(["a", "b", "c"], weights="balanced"))
+    x, y = batch(10, (6,), 3)
+    theta = task.initial()
+    for client in (torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 1, 1, 2])):
+        view = task.view(Shard(torch.zeros(len(client), 6), client))
+        assert torch.equal(view.gradient(theta, x, y), by_autograd(view).gradient(theta, x, y))
+
+
+def test_weights_of_classes_by_single_samples() -> None:
     weighed = Classes(["a", "b", "c"], weights=[1.0, 2.0, 3.0])
     task = make_task("mlp", (6,), 3, seed=0, objective=weighed)
     x, y = batch(10, (6,), 3)

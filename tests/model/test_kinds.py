@@ -151,7 +151,7 @@ def test_balanced_weights_are_those_of_a_clients_own_training_data() -> None:
     )
     # The common one is as it was.
     assert general.losses(zeros, torch.arange(3)).tolist() == pytest.approx([math.log(3)] * 3)
-    assert Classes(("a", "b", "c")).at(y)._weights is None
+    assert Classes(("a", "b", "c")).at(y).class_weights is None
 
 
 def test_balanced_weights_of_masks_count_pixels() -> None:

@@ -100,7 +100,11 @@ def test_classes_each_against_the_rest(seed: int) -> None:
     assert found["average-precision"] == pytest.approx(theirs.average_precision_score(one_hot, p))
     assert found["f1"] == pytest.approx(np.mean([f1(y == k, predicted == k) for k in range(4)]))
     assert found["balanced-accuracy"] == pytest.approx(theirs.balanced_accuracy_score(y, predicted))
+    assert found["f1"] == pytest.approx(theirs.f1_score(y, predicted, average="macro"))
     assert found["log-loss"] == pytest.approx(-np.log(p[np.arange(len(y)), y]).mean())
+    certain = one_hot[:, [1, 0, 2, 3]]  # of some classes: infinitely wrong, but for a bound
+    (bounded,) = of_classes(["log-loss"], certain, y).values()
+    assert bounded == pytest.approx(theirs.log_loss(y, certain, labels=range(4)))
 
 
 def test_classes_that_are_not_there_have_no_say() -> None:

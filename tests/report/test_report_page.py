@@ -336,6 +336,7 @@ def test_what_plotly_reads_is_escaped_for_it(tmp_path: Path) -> None:
 # -- size and missing packages -----------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_large_comparison_stays_small(tmp_path: Path) -> None:
     folder = make_folder(
         tmp_path / "large",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,10 +141,14 @@ def _missing(name: str, file: Path | str, root: Path | None) -> UserError:
 
 
 def _digits(root: Path | None) -> Dataset:
-    # scikit-learn is slow to import and has no type hints; nothing else needs it.
-    bunch = importlib.import_module("sklearn.datasets").load_digits()
-    x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    return Dataset.from_arrays("digits", x, bunch.target, class_names=_DIGITS)
+    # What scikit-learn's load_digits reads; to import that package takes as long as torch.
+    found = importlib.util.find_spec("sklearn")
+    assert found is not None, "pgfed depends on it"
+    assert found.origin is not None
+    file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    rows = np.loadtxt(file, delimiter=",")  # 64 pixels from 0 to 16, and the digit
+    x = np.rint(rows[:, :64].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    return Dataset.from_arrays("digits", x, rows[:, 64].astype(np.int64), class_names=_DIGITS)
 
 
 def _digit_styles(root: Path | None) -> Dataset:

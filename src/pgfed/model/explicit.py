@@ -1,5 +1,5 @@
-"""The gradient of a chain of linear layers, written out: for small models a step costs what
-autograd costs, not its arithmetic.
+"""A chain of linear layers without autograd: outputs, and the gradient written out. For small
+models a step costs what autograd costs, not its arithmetic.
 
 The same kernels in the same order as autograd's, so the same bits (`tests/model/test_explicit.py`).
 """
@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pgfed.model.flat import Entry, Stepped
+
+_relu_backward = torch.ops.aten.threshold_backward.default
 
 
 def chain_of(module: nn.Module, entries: Sequence[Entry]) -> Chain | None:
@@ -32,38 +34,82 @@ class Chain:
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = entries
         self._theta = self._out = torch.empty(0)
-        self._layers: list[tuple[Tensor, Tensor]] = []
+        self._layers: list[tuple[Tensor, Tensor]] = []  # (weight transposed, bias)
         self._gradients: list[tuple[Tensor, Tensor]] = []
-        self._targets = (0, torch.empty(0))  # by size of the batch
+        # Of the last size of a batch and weights of the classes.
+        self._slopes: tuple[int, Tensor | None, Tensor] = (0, None, torch.empty(0))
 
-    @torch.inference_mode()
+    def features(self, theta: Tensor, x: Tensor) -> Tensor:
+        """What the head is given."""
+        z = x.flatten(1)
+        for weight, bias in self._at(theta)[:-1]:
+            z = torch.addmm(bias, z, weight).relu_()
+        return z
+
+    def head(self, theta: Tensor, z: Tensor) -> Tensor:
+        """The head's outputs for given features."""
+        weight, bias = self._at(theta)[-1]
+        return torch.addmm(bias, z, weight)
+
     def add_gradient(
-        self, theta: Tensor, x: Tensor, y: Tensor, out: Tensor, part: Stepped
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        out: Tensor,
+        part: Stepped,
+        *,
+        offset: Tensor | None = None,
+        weights: Tensor | None = None,
+        features: bool = False,
     ) -> Tensor:
-        """Add the gradient of the batch's mean cross-entropy to ``out``; return the loss."""
-        if theta is not self._theta:
-            self._theta, self._layers = theta, self._pairs(theta)
+        """Add the gradient of the batch's mean cross-entropy to ``out``; return the loss.
+
+        ``offset`` is added to the outputs; ``weights`` multiply the losses of their classes'
+        samples; with ``features`` the inputs are those of the head.
+        """
+        layers = self._at(theta)
         if out is not self._out:
             self._out, self._gradients = out, self._pairs(out)
-        inputs = [x.flatten(1)]
-        for weight, bias in self._layers[:-1]:
-            inputs.append(torch.addmm(bias, inputs[-1], weight.t()).relu_())
-        weight, bias = self._layers[-1]
-        logs = F.log_softmax(torch.addmm(bias, inputs[-1], weight.t()), 1)
-        if len(y) != self._targets[0]:
-            self._targets = (len(y), torch.diag(torch.full((logs.shape[1],), -1.0 / len(y))))
-        g = self._targets[1].index_select(0, y)  # the derivative by the logarithms
+        last = len(layers) - 1
+        inputs = [x] if features else [x.flatten(1)]
+        for weight, bias in [] if features else layers[:-1]:
+            inputs.append(torch.addmm(bias, inputs[-1], weight).relu_())
+        weight, bias = layers[last]
+        outputs = torch.addmm(bias, inputs[-1], weight)
+        logs = torch.log_softmax(outputs if offset is None else outputs + offset, 1)
+        g = self._slope(logs, weights).index_select(0, y)  # the derivative by the logarithms
         g = torch._log_softmax_backward_data(g, logs, 1, logs.dtype)
-        last = len(self._layers) - 1
-        for i in range(last, -1, -1):
-            if part == "all" or (part == "head") == (i == last):
-                to_weight, to_bias = self._gradients[i]
-                to_weight.add_(g.t().mm(inputs[i]))
-                to_bias.add_(g.sum(0))
-            if i == 0 or part == "head":
-                break
-            g = torch.ops.aten.threshold_backward(g.mm(self._layers[i][0]), inputs[i], 0)
-        return F.nll_loss(logs, y)
+        if part != "base":
+            self._add(last, g, inputs[-1])
+        if part != "head":
+            for i in range(last - 1, -1, -1):
+                g = _relu_backward(g.mm(layers[i + 1][0].t()), inputs[i + 1], 0)
+                self._add(i, g, inputs[i])
+        if weights is None:
+            return F.nll_loss(logs, y)
+        return F.nll_loss(logs, y, weights, reduction="none").mean()
+
+    def _add(self, layer: int, g: Tensor, inputs: Tensor) -> None:
+        to_weight, to_bias = self._gradients[layer]
+        to_weight.add_(g.t().mm(inputs))
+        to_bias.add_(g.sum(0))
+
+    def _at(self, theta: Tensor) -> list[tuple[Tensor, Tensor]]:
+        if theta is not self._theta:
+            self._theta = theta
+            self._layers = [(weight.t(), bias) for weight, bias in self._pairs(theta)]
+        return self._layers
+
+    def _slope(self, logs: Tensor, weights: Tensor | None) -> Tensor:
+        """A row for each class: the loss's derivative by the logarithms of a sample of it."""
+        size, known, slope = self._slopes
+        if logs.shape[0] != size or weights is not known:
+            size, classes = logs.shape
+            slope = torch.full((classes,), -1.0 / size)
+            slope = torch.diag(slope if weights is None else slope * weights)
+            self._slopes = (size, weights, slope)
+        return slope
 
     def _pairs(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
         views = [e.view(flat) for e in self._entries]

@@ -39,9 +39,8 @@ class Classes(BuiltIn):
     ) -> None:
         super().__init__(outputs, metric, also)
         self.balanced = weights == "balanced"
-        self._weights: Tensor | None = None
         if isinstance(weights, list):
-            self._weights = _weights(weights, self.outputs)
+            self.class_weights = _weights(weights, self.outputs)
 
     @property
     def positive(self) -> int | None:
@@ -50,10 +49,10 @@ class Classes(BuiltIn):
 
     @property
     def cross_entropy(self) -> bool:  # type: ignore[override]
-        return self._weights is None and type(self) in (Classes, Binary)
+        return type(self) in (Classes, Binary)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self._weights is None:
+        if self.class_weights is None:
             return F.cross_entropy(outputs, targets)
         return self.losses(outputs, targets).mean()
 
@@ -67,7 +66,7 @@ class Classes(BuiltIn):
         return F.cross_entropy(outputs, targets, weight=self._on(outputs), reduction="sum")
 
     def _on(self, outputs: Tensor) -> Tensor | None:
-        return None if self._weights is None else self._weights.to(outputs)
+        return None if self.class_weights is None else self.class_weights.to(outputs)
 
     def at(self, targets: Tensor) -> Self:
         if not self.balanced:
@@ -77,7 +76,7 @@ class Classes(BuiltIn):
         present = counts > 0
         # As scikit-learn's "balanced": n / (classes * count). A class that is not here weighs 1.
         share = targets.numel() / (present.sum() * counts.clamp(min=1))
-        own._weights = torch.where(present, share, 1.0).float()
+        own.class_weights = torch.where(present, share, 1.0).float()
         return own
 
     def score(self, pairs: Pairs) -> float | None:

@@ -68,7 +68,9 @@ class Objective:
 
     # -- what is minimised
 
-    cross_entropy: bool = False  # the loss is just that, the mean over the batch
+    # The loss is the mean over the batch of just that, times the weights of the samples' classes.
+    cross_entropy: bool = False
+    class_weights: Tensor | None = None
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean over the batch."""

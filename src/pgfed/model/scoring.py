@@ -1,8 +1,8 @@
 """How the metrics of `pgfed.model.metrics` are computed: over one client's whole set at once.
 
 None where a metric is undefined, as AUC is with one class only, or whatever needs the numbers of a
-model that gives none. Definitions are scikit-learn's, which is slow to import and so imported when
-it is needed.
+model that gives none. Definitions are scikit-learn's, which takes a second to import and then a
+millisecond for each number, most of it checks: with many clients longer than their training.
 """
 
 from __future__ import annotations
@@ -41,22 +41,21 @@ def of_classes(
 def _of_classes(
     name: str, probability: Array, predicted: Array, y: Array, positive: int | None
 ) -> float | None:
-    from sklearn import metrics
-
     if name == "accuracy":
         return float(np.mean(predicted == y))
-    if name == "balanced-accuracy":
-        present = np.unique(y)  # a class that is only predicted has no recall
-        return float(metrics.recall_score(y, predicted, labels=present, average="macro"))
+    if name == "balanced-accuracy":  # a class that is only predicted has no recall
+        return float(np.mean([np.mean(predicted[y == k] == k) for k in np.unique(y)]))
     if name == "f1":
-        if positive is None:
-            return float(metrics.f1_score(y, predicted, average="macro"))
-        return float(metrics.f1_score(y == positive, predicted == positive, zero_division=0.0))
+        if positive is not None:
+            return _f1(y == positive, predicted == positive)
+        occurs = np.union1d(y, predicted)
+        return float(np.mean([_f1(y == k, predicted == k) for k in occurs]))
     if not np.isfinite(probability).all():  # a model that diverged
         return None
     if name == "log-loss":
-        classes = np.arange(probability.shape[1])
-        return float(metrics.log_loss(y, probability, labels=classes))
+        least = np.finfo(np.float64).eps
+        given = probability[np.arange(len(y)), y]
+        return float(-np.mean(np.log(np.clip(given, least, 1 - least))))
     if name == "calibration-error":
         return calibration_error(probability.max(1), predicted == y)
     ranks = _RANKED.get(name) or _recall_at(float(RECALL_AT.fullmatch(name)[1]))  # type: ignore[index]
@@ -74,29 +73,46 @@ def calibration_error(confidence: Array, right: Array) -> float:
 # -- one against the rest: by rank ----------------------------------------------------------------
 
 
-def _auc(y: Array, score: Array) -> float | None:
-    from sklearn.metrics import roc_auc_score
+def _f1(y: Array, called: Array) -> float:
+    right, wrong = int((y & called).sum()), int((y != called).sum())
+    return 2 * right / (2 * right + wrong) if right else 0.0
 
-    return float(roc_auc_score(y, score)) if 0 < y.sum() < len(y) else None
+
+def _called(y: Array, score: Array) -> tuple[Array, Array] | None:
+    """How many are called positive at every threshold, from the strictest on, and how many of them
+    are so; None where all are, or nobody is."""
+    if not 0 < y.sum() < len(y):
+        return None
+    order = np.argsort(-score, kind="stable")
+    called = np.append(np.flatnonzero(np.diff(score[order])), len(y) - 1) + 1
+    return called, np.cumsum(y[order] > HALF)[called - 1]
+
+
+def _auc(y: Array, score: Array) -> float | None:
+    if (found := _called(y, score)) is None:
+        return None
+    called, right = found
+    wrong = called - right
+    area = np.sum(np.diff(wrong, prepend=0) * (right + np.append(0, right[:-1]))) / 2
+    return float(area / (right[-1] * wrong[-1]))
 
 
 def _average_precision(y: Array, score: Array) -> float | None:
-    from sklearn.metrics import average_precision_score
-
-    return float(average_precision_score(y, score)) if 0 < y.sum() < len(y) else None
+    if (found := _called(y, score)) is None:
+        return None
+    called, right = found
+    return float(np.sum(right / called * np.diff(right, prepend=0)) / right[-1])
 
 
 def _recall_at(precision: float) -> Callable[[Array, Array], float | None]:
     """The highest recall at which so many of those that are called positive are so."""
 
     def recall(y: Array, score: Array) -> float | None:
-        from sklearn.metrics import precision_recall_curve
-
-        if not 0 < y.sum() < len(y):
+        if (found := _called(y, score)) is None:
             return None
-        precisions, recalls, _ = precision_recall_curve(y, score)
-        # The curve's last point calls nobody positive: recall 0, which is always there.
-        return float(recalls[precisions >= precision - 1e-12].max())
+        called, right = found
+        enough = right[right / called >= precision - 1e-12]
+        return float(enough.max(initial=0) / right[-1])
 
     return recall
 
@@ -139,13 +155,10 @@ def of_labels(
 
 def _f1_of_labels(predicted: Array, y: Array) -> float | None:
     """The mean over the labels that occur or are predicted."""
-    from sklearn.metrics import f1_score
-
     occurs = np.flatnonzero((y > HALF).any(0) | predicted.any(0))
     if not len(occurs):
         return None
-    each = f1_score(y[:, occurs] > HALF, predicted[:, occurs], average=None, zero_division=0.0)
-    return float(np.mean(each))
+    return float(np.mean([_f1(y[:, k] > HALF, predicted[:, k]) for k in occurs]))
 
 
 # -- numbers -----------------------------------------------------------------------------------
@@ -153,21 +166,24 @@ def _f1_of_labels(predicted: Array, y: Array) -> float | None:
 
 def of_values(names: Sequence[str], predicted: Array, y: Array) -> dict[str, float | None]:
     """Metrics of one or several numbers per sample (samples x targets), in the targets' units."""
-    from sklearn import metrics
-
     if not len(y) or not np.isfinite(predicted).all():
         return dict.fromkeys(names)
-    compute: dict[str, Callable[[Array, Array], float]] = {
-        "mae": metrics.mean_absolute_error,
-        "rmse": metrics.root_mean_squared_error,
-        "median-error": metrics.median_absolute_error,
-        "r2": metrics.r2_score,
-    }
     constant = len(y) < 2 or bool((np.ptp(y, axis=0) == 0).any())
     return {
-        name: None if name == "r2" and constant else float(compute[name](y, predicted))
+        name: None if name == "r2" and constant else float(np.mean(_VALUES[name](y, predicted)))
         for name in names
     }
+
+
+# Of each target; what is told is their mean.
+_VALUES: dict[str, Callable[[Array, Array], Array]] = {
+    "mae": lambda y, predicted: np.abs(predicted - y).mean(0),
+    "rmse": lambda y, predicted: np.sqrt(np.square(predicted - y).mean(0)),
+    "median-error": lambda y, predicted: np.median(np.abs(predicted - y), axis=0),
+    "r2": lambda y, predicted: (
+        1 - np.square(predicted - y).sum(0) / np.square(y - y.mean(0)).sum(0)
+    ),
+}
 
 
 # -- masks -------------------------------------------------------------------------------------

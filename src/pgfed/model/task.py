@@ -29,6 +29,8 @@ EVALUATION_BATCH = 512
 LARGE = 2**16  # numbers in an input, beyond which fewer are taken at a time
 LARGE_BATCH = 16
 GRADIENT_BATCH = 256
+GATHERED = 2**16  # numbers of inputs that are read at once for steps: they stay in a core's cache
+ALIGNED = 16  # numbers, beyond which memory is aligned as it is for a tensor of its own
 
 
 class Streams(Protocol):
@@ -161,9 +163,12 @@ class Task(FlatModule):
         if change is not None:
             key = rng.generator(f"augment {purpose}")
             draw = torch.Generator().manual_seed(int(key.integers(2**62)))
-        for index in _indices(data, batch_size, rng, epochs, purpose):
-            x, y = data.batch(index)
-            yield (x, y) if change is None or draw is None else change(x, y, draw)
+        size, together = _sizes(data, batch_size)
+        for order in _orders(data, size, rng, epochs, purpose):
+            for index in torch.split(order, together):
+                several = data.batch(index)
+                for x, y in zip(*(torch.split(part, size) for part in several), strict=True):
+                    yield (x, y) if change is None or draw is None else change(x, y, draw)
 
     def portions(
         self, data: Shard, size: int, parts: int, rng: Streams, *, epochs: int = 1
@@ -189,8 +194,10 @@ class Task(FlatModule):
         starts = range(0, len(data), EVALUATION_BATCH)
         inputs = (data.batch(slice(i, i + EVALUATION_BATCH))[0] for i in starts)
         z = torch.cat([self.features(theta, x) for x in inputs])
-        for index in _indices(data, batch_size, rng, epochs, purpose):
-            yield z[index], data.y[index]
+        size, _ = _sizes(data, batch_size)
+        for order in _orders(data, size, rng, epochs, purpose):
+            for index in torch.split(order, size):
+                yield z[index], data.y[index]
 
     def mean_gradient(
         self, theta: Tensor, data: Shard, rng: Streams, batch_size: int, *, full: bool = False
@@ -234,9 +241,11 @@ class Task(FlatModule):
         ``out`` is any vector of at least ``d`` entries; only those of ``part`` are touched. Passing
         the momentum buffer, already scaled, makes the momentum step one pass shorter.
         """
-        plain = self.objective.cross_entropy and self.offset is None and beside is None
-        if self._chain is not None and plain:
-            return self._chain.add_gradient(theta, x, y, out, part)
+        if beside is None and self._chain is not None and self.objective.cross_entropy:
+            weights = self.objective.class_weights
+            return self._chain.add_gradient(
+                theta, x, y, out, part, offset=self.offset, weights=weights
+            )
         others = [self.features(model, x) for model in beside.models] if beside else []
         # A single sample has no batch statistics to normalise by.
         self._bind(theta, out, part, training and len(y) > 1)
@@ -251,6 +260,11 @@ class Task(FlatModule):
 
     def add_head_gradient(self, theta: Tensor, z: Tensor, y: Tensor, out: Tensor) -> Tensor:
         """As `add_gradient` for the head alone, from features ``z`` computed before."""
+        if self._chain is not None and self.objective.cross_entropy:
+            weights = self.objective.class_weights
+            return self._chain.add_gradient(
+                theta, z, y, out, "head", offset=self.offset, weights=weights, features=True
+            )
         self._bind(theta, out, "head", training=False)
         head = self.module.get_submodule(self.head_name)
         loss = self.objective.loss(self.framed(head(z)), y)
@@ -318,6 +332,8 @@ class Task(FlatModule):
     @torch.no_grad()
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         """The model's outputs in evaluation mode."""
+        if self._chain is not None:
+            return self._chain.head(theta, self._chain.features(theta, x))
         self._bind(theta, None, self._bound.part, training=False)
         out: Tensor = self.module(x)
         return out
@@ -325,12 +341,16 @@ class Task(FlatModule):
     @torch.no_grad()
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
         """What the head is given, in evaluation mode."""
+        if self._chain is not None:
+            return self._chain.features(theta, x)
         self._bind(theta, None, self._bound.part, training=False)
         return self._before_head(x)
 
     @torch.no_grad()
     def head(self, theta: Tensor, z: Tensor) -> Tensor:
         """The head's outputs for given features."""
+        if self._chain is not None:
+            return self._chain.head(theta, z)
         self._bind(theta, None, self._bound.part, training=False)
         out: Tensor = self.module.get_submodule(self.head_name)(z)
         return out
@@ -381,14 +401,21 @@ class Task(FlatModule):
         return [before - loss for loss in self.losses(thetas, data)]
 
 
-def _indices(
-    data: Shard, batch_size: int, rng: Streams, epochs: int, purpose: str
-) -> Iterator[Tensor]:
+def _sizes(data: Shard, batch_size: int) -> tuple[int, int]:
+    """Of a batch, and of as many whole ones as are best gathered together."""
     size = min(batch_size or len(data), len(data))
+    numbers = size * data.x[0].numel()
+    # Some kernels give other last bits on memory that is aligned otherwise: each batch is to begin
+    # where one that was gathered alone would.
+    aligned = numbers % ALIGNED == 0
+    return size, size * max(1, GATHERED // numbers if aligned else 1)
+
+
+def _orders(data: Shard, size: int, rng: Streams, epochs: int, purpose: str) -> Iterator[Tensor]:
+    """Which samples make up the whole batches of each epoch."""
+    whole = len(data) - len(data) % size
     for epoch in range(epochs):
-        order = rng.permutation(len(data), purpose, epoch).to(data.y.device)
-        for start in range(0, len(data) - size + 1, size):
-            yield order[start : start + size]
+        yield rng.permutation(len(data), purpose, epoch)[:whole].to(data.y.device)
 
 
 def _linear(head: Tensor, z: Tensor, outputs: int) -> Tensor:

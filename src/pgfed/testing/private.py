@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,9 +23,16 @@ from pgfed.model.private.view import HomeTask, PrivateTask
 from pgfed.model.task import Beside, Task
 from pgfed.privacy import planning
 from pgfed.testing.material import small_model, trivial_federation
-from pgfed.testing.running import CLIENTS, COHORT, check_equal, make, started
+from pgfed.testing.running import CLIENTS, COHORT, TRAIN, check_equal, started
+from pgfed.testing.running import make as _make
 
+# A noisy step takes many times as long as another, and each is checked as the first is.
+TRAIN_ONCE = replace(TRAIN, epochs=1)
 KINDS = ("gradient", "pass", "losses", "counts", "scores")
+
+
+def make(cls: type[Algorithm], fields: dict[str, Any]) -> Algorithm:
+    return _make(cls, {"train": TRAIN_ONCE, **fields})
 
 
 def protect(
@@ -74,7 +82,7 @@ def check_private(cls: type[Algorithm], **fields: Any) -> None:
         algorithm, backend = make(cls, fields), Serial(trivial_federation(), small_model)
         try:
             protection = protect(algorithm, backend.task(3), backend.federation, personal=personal)
-            with started(algorithm, backend, protection=protection) as run:
+            with started(algorithm, backend, protection=protection, rounds=3) as run:
                 while not run.finished:
                     record = run.step()
                     assert not record["dropped"], f"refused: {record['dropped']}"

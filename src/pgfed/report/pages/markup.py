@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import gzip
 import importlib.util
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,11 @@ def packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
-def plotly() -> str:
+@cache
+def packed_plotly() -> str:
     """The plotly.js inside the Python package; importing that package would take a second."""
     found = importlib.util.find_spec("plotly")
     if found is None or found.origin is None:
         raise missing("plotly")
-    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text("utf-8")
+    file = Path(found.origin).parent / "package_data" / "plotly.min.js"
+    return packed(file.read_text("utf-8"))

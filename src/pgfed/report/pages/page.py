@@ -18,7 +18,7 @@ from pgfed.report.pages.facts import (
     facts,
     next_steps,
 )
-from pgfed.report.pages.markup import asset, code, packed, plotly, shown, unbroken
+from pgfed.report.pages.markup import asset, code, packed, packed_plotly, shown, unbroken
 from pgfed.report.pages.sections import sections as parts_of
 from pgfed.report.tables import results
 from pgfed.results.comparison import Group, Method
@@ -51,7 +51,7 @@ def render(
         "css": markup(asset("page.css")),
         "js": markup("".join(map(asset, scripts))),
         "data": packed(json.dumps([s.pop("data") for s in sections], separators=(",", ":"))),
-        "library": packed(plotly()),
+        "library": packed_plotly(),
     }
     text: str = environment.from_string(asset("table.html") + asset("page.html")).render(context)
     return text
