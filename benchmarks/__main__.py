@@ -24,6 +24,7 @@ PARTS = {
     "speed": "Training speed",
     "step": "What a training step is made of",
     "rounds": "Whole rounds",
+    "before": "Version 0.1 and now, in turns",
     "workers": "Workers, and a busy machine",
     "server": "PGFed's server step",
     "scale": "Scale in clients",
