@@ -240,3 +240,30 @@ def test_without_test_data(pgfed: Command, tmp_path: Path) -> None:
     assert done.code == 0
     assert "There is no test data" in done.out
     assert package.load(tmp_path / "onboarded/memory/fedavg/model.safetensors")[1]["loss"] is None
+
+
+def test_classes_weigh_what_they_weigh_at_the_new_site(pgfed: Command, tmp_path: Path) -> None:
+    """Balanced weights are by the counts of the site's own training samples, in any pass."""
+    rare = {key: array[:46] for key, array in blobs(60, classes=2).items()}
+    rare["y"] = (np.arange(46) % 4 == 0).astype(np.int64)
+    np.savez(tmp_path / "new.npz", **rare)
+    counts = np.bincount(
+        build_seat(
+            Dataset.from_arrays("new", rare["x"], rare["y"]),
+            0, ["0"], test_share=0.25, validation_share=0.2, seed=1, stratify="auto",
+        ).train(0).y.numpy()
+    )  # fmt: skip
+    weights = (counts.sum() / (2 * counts)).tolist()
+    losses = {}
+    for name, given in (("own", "balanced"), ("said", weights), ("none", "none")):
+        small_runs.run(
+            tuple(blobs(80, classes=2).values()), methods=["local"], rounds=1, clients=2,
+            backend="serial", min_samples=10, class_weights=given, out=tmp_path / name,
+        )  # fmt: skip
+        done = pgfed("onboard", name, "--data", "npz:new.npz", "--epochs", 2, "--json",
+                     "--out", f"{name}-home")  # fmt: skip
+        assert done.code == 0, done.err
+        (row,) = json.loads(done.out)["methods"]
+        losses[name] = [point["validation_loss"] for point in row["curve"]]
+    assert losses["own"] == pytest.approx(losses["said"], rel=1e-6)
+    assert losses["own"] != pytest.approx(losses["none"], rel=1e-3)

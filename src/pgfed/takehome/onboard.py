@@ -184,6 +184,7 @@ def onboard(
         objective=objective_of(first, allowed),
     )
     task.put_frozen(first.values)
+    task = task.view(site.train(0))  # whose classes may weigh what they weigh there
     own = run.experiment.train
     allowed.check("train.augment", own.augment, run.path / layout.EXPERIMENT)
     task.augment = augmentation(own.augment)
