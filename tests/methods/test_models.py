@@ -25,7 +25,7 @@ from pgfed.testing import (
     trivial_federation,
 )
 
-NEED_BASE = {"fedper", "fedrep", "fedbabu", "lg-fedavg"}
+NEED_BASE = {"fedper", "fedrep", "fedbabu", "lg-fedavg", "fedpac"}
 
 
 def head_only(input_shape: tuple[int, ...], outputs: int) -> nn.Module:

@@ -110,7 +110,7 @@ def finished(method: str, kind: str, backend: type[Serial] | type[Process] = Ser
         return run
 
 
-CLASSES_ONLY = {"fedrod"}  # it balances classes
+CLASSES_ONLY = {"fedrod": "balances classes", "fedpac": "needs classes"}
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -138,11 +138,13 @@ def test_worker_processes_give_the_same_bits(method: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_a_method_that_needs_classes_says_so(kind: str) -> None:
+@pytest.mark.parametrize("method", CLASSES_ONLY)
+def test_a_method_that_needs_classes_says_so(method: str, kind: str) -> None:
     objective, outputs = TASKS[kind]
     task = Task(network((FEATURES,), outputs), (FEATURES,), objective=objective)
-    with pytest.raises(UserError, match="'fedrod' balances classes, and the task has none"):
-        get("fedrod")().check_model(task)
+    said = f"'{method}' {CLASSES_ONLY[method]}, and the task has none"
+    with pytest.raises(UserError, match=said):
+        get(method)().check_model(task)
 
 
 def test_scores_are_over_the_whole_set_and_may_be_undefined() -> None:

@@ -105,6 +105,8 @@ class EngineTable(TypedDict, total=False):
     max_update_norm: float | None
     checkpoint_every: int
     state_memory: str
+    compression: Literal["none", "int8", "top-k"]
+    top_k: float
 
 
 class AttackTable(TypedDict, total=False):

@@ -195,7 +195,7 @@ def payload_bytes(values: Message) -> dict[str, int]:
     """
     sizes: Counter[str] = Counter()
     for name, value in values.items():
-        key, _, part = name.rpartition(".")
+        key, _, part = str(name).rpartition(".")  # what a client sent may have keys of any kind
         coded = part in CODED
         if isinstance(value, Tensor) and (coded or value.dtype.is_floating_point):
             sizes[key if coded else name] += value.numel() * value.element_size()
@@ -209,7 +209,7 @@ def overhead_bytes(values: Message) -> int:
     return sum(
         8 * (value.numel() if isinstance(value, Tensor) else 1)
         for name, value in values.items()
-        if name.rpartition(".")[2] not in CODED
+        if str(name).rpartition(".")[2] not in CODED
         and not (
             isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
         )

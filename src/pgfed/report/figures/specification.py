@@ -26,7 +26,7 @@ from pgfed.results.statistics import Ints
 Style = dict[str, tuple[str, str]]  # label -> colour and dash
 Trace = dict[str, Any]
 
-DASHES = ("solid", "dot", "dashdot", "dash")
+DASHES = ("solid", "dot", "dashdot", "dash", "longdashdot")
 MANY = 8  # methods; beyond, lines in one plot cannot be told apart
 NAMED = 60  # clients that a figure names
 MAX_CLIENTS = 400  # shown one by one; beyond, blocks and quantiles

@@ -17,7 +17,13 @@ from pgfed.report.images.matrix import matrices
 from pgfed.results.comparison import Group, Method
 from pgfed.results.formats import axis, factor, gain_axis
 
-LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+LINES: dict[str, Any] = {
+    "solid": "-",
+    "dash": "--",
+    "dot": ":",
+    "dashdot": "-.",
+    "longdashdot": (0, (9, 2, 2, 2)),
+}
 
 
 def save(groups: Sequence[Group], folder: Path) -> list[Path]:
