@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgfed.cli.options import DataRoot, ExperimentFile, Group, Settings
+from pgfed.cli.options import AsJson, DataRoot, ExperimentFile, Group, Settings
 from pgfed.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +37,10 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    experiment: ExperimentFile = None, settings: Settings = None, data_root: DataRoot = None
+    experiment: ExperimentFile = None,
+    settings: Settings = None,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say what each method releases, the noise that goes with it, and how much signal is left."""
     from pgfed.cli.terminal.tables import console, table
@@ -52,8 +57,12 @@ def plan(
     seed = setup.experiment.seeds[0]
     made = {name: plans[seed] for name, plans in setup.privacy.plans.items()}
     columns = ["method", "gradients", "sums", "noise", "of sums", "epsilon", "kappa", "model"]
+    rows = [_row(setup, name, plans) for name, plans in made.items()]
+    if as_json:
+        print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2))
+        return
     screen = console()
-    screen.print(table(columns, [_row(setup, name, plans) for name, plans in made.items()]))
+    screen.print(table(columns, [_cells(row) for row in rows]))
     for name in setup.methods:
         if name not in made:
             screen.print(f"{name}: nothing of it is charged")
@@ -65,17 +74,23 @@ def _row(setup: Setup, name: str, plans: tuple[Plan, ...]) -> list[Any]:
     from pgfed.engine.personal import covered
 
     worst = min(plans, key=lambda one: one.kappa)
-    sums = {kind: sigma for kind, sigma in worst.noise.items() if kind != "gradient"}
     return [
         name,
         worst.count(gradients=True),
-        worst.count(gradients=False) or "",
-        f"{worst.noise.get('gradient', 0.0):.2f}",
-        ", ".join(f"{sigma:.1f}" for sigma in sums.values()),
-        max(one.spent.shown for one in plans),
-        f"{worst.kappa:.1f}",
+        worst.count(gradients=False),
+        worst.noise.get("gradient", 0.0),
+        {kind: sigma for kind, sigma in worst.noise.items() if kind != "gradient"},
+        max((one.spent for one in plans), key=lambda spent: spent.epsilon).shown,
+        worst.kappa if math.isfinite(worst.kappa) else None,
         "covered" if covered(setup.methods[name]) else "stays at home",
     ]
+
+
+def _cells(row: list[Any]) -> list[Any]:
+    name, gradients, sums, noise, of_sums, epsilon, kappa, model = row
+    each = ", ".join(f"{sigma:.1f}" for sigma in of_sums.values())
+    signal = "no noise" if kappa is None else f"{kappa:.1f}"
+    return [name, gradients, sums or "", f"{noise:.2f}", each, epsilon, signal, model]
 
 
 def _words(setup: Setup, made: dict[str, tuple[Plan, ...]]) -> str:
@@ -108,12 +123,15 @@ def _words(setup: Setup, made: dict[str, tuple[Plan, ...]]) -> str:
 # -- at a site -----------------------------------------------------------------------------------
 
 
-def ledger(site: SiteDir) -> None:
+def ledger(site: SiteDir, as_json: AsJson = False) -> None:
     """Show what a site's records have been promised, and what has been spent of it."""
     from pgfed.cli.terminal.tables import console, table
 
     _, book = _book(site)
     with book.locked() as entries:
+        if as_json:
+            print(json.dumps(entries.lines, indent=2))
+            return
         _shown(book, entries)
         rows = [
             [

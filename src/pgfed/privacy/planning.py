@@ -131,11 +131,14 @@ class Plan:
 
     @property
     def kappa(self) -> float:
-        """Signal over noise, if all units' gradients agreed: B sqrt(N) / (sigma sqrt(d))."""
+        """Signal over noise, if all units' gradients agreed: B sqrt(N) / (sigma sqrt(d)).
+
+        Without end where there is no noise, as for a client that is never drawn.
+        """
         sigma = self.noise.get(GRADIENT, 0.0)
         n = self.count(gradients=True)
         batch = max((q * self.size for (kind, q) in self.releases if kind == GRADIENT), default=0.0)
-        return batch * math.sqrt(n) / (sigma * math.sqrt(self.d)) if sigma else math.inf
+        return batch * math.sqrt(n) / (sigma * math.sqrt(self.d)) if sigma * n else math.inf
 
     def policy(self, table: Privacy, loss_scale: float) -> Policy:
         return Policy(
