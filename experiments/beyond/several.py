@@ -1,32 +1,36 @@
-"""Several personal models from one training: frames and blends need none of their own.
+"""Several personal models from one training: frames, blends and fine-tuning need none of their own.
 
-    python experiments/beyond/several.py EXPERIMENT.toml --at 5,10,15 --out FILE.jsonl
+    python experiments/beyond/several.py EXPERIMENT.toml --at 5,15 --out DIR [--set KEY=VALUE]
 
-Runs every method of the experiment and writes one line for each seed, method, way to make a
-personal model, and round of --at: every client's score on its test data. `fedavg-local`, which
-keeps the last own model, is also scored as its newest global model and as blends of the two:
-without a frame (`plain`), in the frame that it was trained in (`framed`), and corrected to the
-client's class shares (`served`). A training whose lines are there is not run again;
-`several_table.py` reads the file.
+Runs the experiment into DIR as `pgfed run` does (and goes on with what is there) and adds lines to
+DIR/several.jsonl, one for each seed, method, way to make a personal model, and round of --at: every
+client's score on its test data. `fedavg-local`, which keeps the last own model, is also scored as
+its newest global model, as blends of the two, and as that model fine-tuned for an epoch: without a
+frame (`plain`), in the frame that it was trained in (`framed`), and corrected to the client's class
+shares (`served`). `several_table.py` reads the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pgfed.config.experiment import data_root, load
+from pgfed.data.augment import augmentation
 from pgfed.engine.callbacks import Observer, Record
 from pgfed.engine.client import one_thread
 from pgfed.engine.rounds import Run
-from pgfed.engine.runs import run_method
-from pgfed.engine.setup import Setup, prepare
+from pgfed.engine.setup import prepare
+from pgfed.methods.randomness import Rng
+from pgfed.methods.steps import sgd
 from pgfed.model import frames
+from pgfed.results.folder import layout
+from pgfed.results.recording import record
 
 BLENDS = (0.3, 0.5, 0.7)  # shares of the own model
 
@@ -34,8 +38,8 @@ BLENDS = (0.3, 0.5, 0.7)  # shares of the own model
 class Scores(Observer):
     """Scores every way after some rounds of a training."""
 
-    def __init__(self, setup: Setup, at: list[int], out: Path) -> None:
-        self.setup, self.at, self.out = setup, at, out
+    def __init__(self, at: list[int], out: Path) -> None:
+        self.at, self.out = at, out
 
     def round(self, method: str, run: Run, record: Record) -> None:
         print(f"{method} {run.seed} round {run.round}: {record['mean_score']}", flush=True)
@@ -55,34 +59,40 @@ class Scores(Observer):
 
 def several(run: Run) -> dict[str, list[float]]:
     """way -> score of every client, of models made of the newest global and the last own one."""
-    task, federation = run.task, run.federation
+    task, federation, algorithm = run.task, run.federation, run.algorithm
     counts = [federation.train(i).class_counts(task.outputs) for i in range(run.info.clients)]
     common = frames.shares(torch.stack(counts).double().sum(0))
-    newest = run.algorithm.global_model(task, run.server, {})
-    trained_in_frames = run.algorithm.personal.frame == "training"
+    newest = algorithm.global_model(task, run.server, {})
+    trained_in_frames = algorithm.personal.frame == "training"
     found: dict[str, list[float]] = {}
     for i in range(run.info.clients):
         data = federation.test(i)
         view = task.view(federation.train(i))
-        own = run.algorithm.personal_model(
-            view,
-            run.state(i),
-            run.algorithm.public(run.server),
-            federation.train(i),
-            None,  # type: ignore[arg-type]
-        )
+        view.augment = augmentation(algorithm.train.augment)
+        rng = Rng(run.seed, i, run.round, federation.key(i))
+        public = algorithm.public(run.server)
+        own = algorithm.personal_model(view, run.state(i), public, federation.train(i), rng)
+        once = replace(algorithm.train, epochs=1)
         ways: dict[str, Tensor] = {}
         if trained_in_frames:
             frame = frames.own_frame(counts[i])
             ways |= _blends("framed", task.folded(newest, frame), task.folded(own, frame))
+            view.offset = frame
         else:
             corrected = task.folded(newest, frames.corrected(counts[i], common))
             ways |= _blends("plain", newest, own)
             ways |= _blends("served", corrected, own)
+            del ways["served own"]  # plain own
         if not run.touched(i):  # what it has of its own is the start that all had
             ways = {way: ways[way.split()[0] + " global"] for way in ways}
+        tuned, _ = sgd(view, newest, federation.train(i), rng, once, purpose="evaluate")
+        name = "framed" if trained_in_frames else "plain"
+        ways[f"{name} tuned"] = task.folded(tuned, view.offset)
+        ways[f"{name} tuned blend 0.5"] = torch.lerp(
+            ways[f"{name} global"], ways[f"{name} tuned"], 0.5
+        )
         for way, theta in ways.items():
-            score = view.score(theta, data).score if len(data) else None
+            score = task.score(theta, data).score if len(data) else None
             found.setdefault(way, []).append(float("nan") if score is None else float(score))
     return found
 
@@ -96,22 +106,12 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("experiment", type=Path)
     arguments.add_argument("--at", required=True, help="rounds, with commas")
-    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--out", type=Path, required=True, help="the run folder")
     arguments.add_argument("--set", action="append", default=[])
     given = arguments.parse_args()
     setup = prepare(load(given.experiment, given.set), data_root(None))
-    at = [int(word) for word in given.at.split(",")]
-    done: set[tuple[str, int]] = set()
-    if given.out.exists():
-        lines: list[dict[str, Any]] = [json.loads(x) for x in given.out.read_text().splitlines()]
-        done = {(x["method"], x["seed"]) for x in lines if x["round"] == max(at)}
-        kept = [x for x in lines if (x["method"], x["seed"]) in done]
-        given.out.write_text("".join(json.dumps(x) + "\n" for x in kept))
-    with setup.backend() as backend:
-        for seed in setup.experiment.seeds:
-            for method in setup.methods:
-                if (method, seed) not in done:
-                    run_method(setup, backend, method, seed, [Scores(setup, at, given.out)])
+    scores = Scores([int(word) for word in given.at.split(",")], given.out / "several.jsonl")
+    record(setup, given.out, [scores], resume=layout.is_run(given.out))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Rounds of other programs, each in a process of its own that `benchmarks.peers` starts."""
