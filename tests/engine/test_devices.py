@@ -27,6 +27,16 @@ def test_workers_that_start_afresh_give_the_same_bits(monkeypatch: pytest.Monkey
         check_equal(outcome(run), expected, "workers that start afresh")
 
 
+@pytest.mark.parametrize(
+    ("workers", "device", "expected"),
+    [(0, "cpu", process.available_cores()), (0, "cuda", 3), (5, "cuda", 5), (5, "cpu", 5)],
+)
+def test_workers_beside_a_gpu_are_as_many_as_share_it(
+    workers: int, device: str, expected: int
+) -> None:
+    assert process.worker_count(workers, device, per_device=3) == expected
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_gpu_gives_nearly_the_numbers_of_the_cpu(method: str) -> None:

@@ -83,7 +83,7 @@ def test_the_soft_max_in_the_frame_weighs_classes_by_their_shares():
     counts, o = torch.tensor([30, 6, 4]), np.array([0.3, -1.0, 2.0])
     offset = frames.own_frame(counts).double().numpy()
     framed = np.exp(o + offset) / np.exp(o + offset).sum()
-    pi = np.array([30, 6, 4]) / 40
+    pi = np.array([31, 7, 5]) / 43  # one more of each
     assert np.allclose(framed, pi * np.exp(o) / (pi * np.exp(o)).sum(), atol=1e-7)
 
 
@@ -96,7 +96,7 @@ def test_at_a_head_of_zeros_the_bias_has_no_gradient_in_the_frame():
     x, y = data.batch(slice(0, len(data)))
     plain = task.view(data)
     framed = task.view(data)
-    framed.offset = frames.own_frame(counts)
+    framed.offset = frames.own_frame(counts - 1)  # the shares that were seen
     pi = counts.double() / len(data)
     assert framed.gradient(theta, x, y)[task.head_bias].abs().max() < 1e-6
     without = plain.gradient(theta, x, y)[task.head_bias].double()
@@ -104,23 +104,49 @@ def test_at_a_head_of_zeros_the_bias_has_no_gradient_in_the_frame():
 
 
 def test_a_correction_to_the_same_shares_is_none():
-    counts = torch.tensor([98, 2])
-    assert frames.corrected(counts, frames.shares(counts)).abs().max() < 1e-6
-    both = frames.corrected(torch.tensor([50, 50]), frames.shares(counts))
-    assert torch.allclose(both, torch.tensor([0.5 / 0.98, 0.5 / 0.02]).log())
+    common = torch.tensor([0.98, 0.02])
+    assert frames.corrected(torch.tensor([98, 2]), common).abs().max() < 1e-6
+    both = frames.corrected(torch.tensor([50, 50]), common)
+    expected = torch.tensor([51.96 / 102 / 0.98, 50.04 / 102 / 0.02])
+    assert torch.allclose(both, expected.log())
 
 
-def test_a_class_that_is_not_there_has_the_least_share():
-    assert frames.shares(torch.tensor([10, 0]))[1] == frames.FLOOR
+def test_a_site_without_samples_is_expected_to_be_as_the_others():
+    common = torch.tensor([0.9, 0.1])
+    assert frames.corrected(torch.tensor([0, 0]), common).abs().max() < 1e-6
     assert torch.equal(frames.shares(torch.tensor([0, 0])), torch.full((2,), 0.5).double())
+
+
+def test_a_class_that_was_not_seen_is_rare_and_not_impossible():
+    assert frames.shares(torch.tensor([10, 0])).tolist() == [11 / 12, 1 / 12]
+    assert frames.shares(torch.tensor([10.5, -3.0])).tolist() == [11.5 / 12.5, 1 / 12.5]
+    many = frames.shares(torch.tensor([10_000, 0]))
+    assert many[1] == 1 / 10_002
+
+
+def test_few_samples_make_a_weak_frame():
+    """Twenty sites, each with eight samples of four equally frequent classes: what a site has seen
+    must not keep it from naming the others."""
+    rng = np.random.default_rng(0)
+    lost = []
+    for _ in range(200):
+        counts = rng.multinomial(8, [0.25] * 4)
+        frame = frames.own_frame(torch.tensor(counts)).double().numpy()
+        guess = np.exp(frame) / np.exp(frame).sum()
+        lost.append(-np.log(guess).mean())  # the mean loss over samples to come
+    assert np.mean(lost) < np.log(4) + 0.2
 
 
 # -- in runs -------------------------------------------------------------------------------------
 
 
-def test_fedavg_in_training_frames_is_the_generic_model_of_fedrod():
+def test_fedavg_in_training_frames_is_the_generic_model_of_fedrod(monkeypatch):
+    """FedRoD takes the shares that were seen; ours count one more sample of each class."""
     federation = shifted()
-    ours = trained("fedavg", federation, TRAINING)
+    with monkeypatch.context() as seen:
+        own = frames.own_frame
+        seen.setattr(frames, "own_frame", lambda counts: own(counts - 1))
+        ours = trained("fedavg", federation, TRAINING)
     theirs = trained("fedrod", federation)
     assert torch.allclose(ours.server["w"], theirs.server["w"], atol=2e-5)
     plain = trained("fedavg", federation)
@@ -148,9 +174,9 @@ def test_serving_leaves_training_as_it_is_and_corrects_by_hand():
     )
     assert torch.equal(served.server["w"], plain.server["w"])
     counts = np.stack([federation.train(i).class_counts(3).numpy() for i in range(5)])
-    pi_bar = counts.sum(0) / counts.sum()
+    pi_bar = (counts.sum(0) + 1) / (counts.sum() + 3)
     for i in range(5):
-        pi = counts[i] / counts[i].sum()
+        pi = (counts[i] + 3 * pi_bar) / (counts[i].sum() + 3)
         head = served.task.head_bias
         moved = (served.personal_model(i) - plain.personal_model(i)).double().numpy()
         assert np.allclose(moved[head], np.log(pi) - np.log(pi_bar), atol=1e-5)

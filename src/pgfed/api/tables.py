@@ -80,6 +80,7 @@ class TrainTable(TypedDict, total=False):
     clip: float
     schedule: Literal["constant", "cosine"]
     augment: str
+    precision: Literal["float32", "bfloat16"]
 
 
 class ServerTable(TypedDict, total=False):
@@ -97,6 +98,7 @@ class EngineTable(TypedDict, total=False):
 
     backend: Literal["serial", "process", "ray"]
     workers: int
+    workers_per_device: int
     address: str
     device: str
     aggregation: Literal["mean", "median", "trimmed-mean", "krum", "norm-clip"]

@@ -167,7 +167,7 @@ def make_methods(experiment: Experiment) -> tuple[dict[str, Algorithm], Experime
             method, without = with_general(method, experiment.personal, said)
             for key, reason in without.items():
                 skipped.setdefault(key, {})[folder] = reason
-            if said or experiment.personal != PLAIN:
+            if said or experiment.personal != PLAIN or method.usual() != PLAIN:
                 complete[PERSONAL] = asdict(method.personal)
             made[folder], tables[folder] = method, {**own, **complete}
             if method.plain_sgd and method.train.optimizer != "sgd":

@@ -76,7 +76,7 @@ def with_personal(method: Algorithm, table: Any, at: str) -> Algorithm:
     """The method with what its own table says of its personal models, if that makes sense."""
     if not isinstance(table, Mapping):
         raise UserError(f"{at}: found {shown(table)}; allowed: a table, as {at}.frame = 'training'")
-    found = check(PersonalConfig, table, at)
+    found = check(PersonalConfig, {**dataclasses.asdict(method.usual()), **table}, at)
     for key, reason in senseless(method, found).items():
         value = getattr(found, key)
         raise UserError(
@@ -88,9 +88,11 @@ def with_personal(method: Algorithm, table: Any, at: str) -> Algorithm:
 def with_general(
     method: Algorithm, general: PersonalConfig, said: Collection[str]
 ) -> tuple[Algorithm, dict[str, str]]:
-    """The method with [personal], but for the keys that its own table ``said`` and those that make
-    no sense with it; which these are, and why."""
-    asked = dataclasses.replace(general, **{key: getattr(method.personal, key) for key in said})
+    """The method with [personal], but for the keys that its own table ``said``, those that are part
+    of the method, and those that make no sense with it; which these last are, and why."""
+    usual = dataclasses.asdict(method.usual())
+    own = {*said, *(key for key, value in usual.items() if value != getattr(PLAIN, key))}
+    asked = dataclasses.replace(general, **{key: getattr(method.personal, key) for key in own})
     skipped = senseless(method, asked)
     plain = {key: getattr(PLAIN, key) for key in skipped}
     return dataclasses.replace(method, personal=dataclasses.replace(asked, **plain)), skipped

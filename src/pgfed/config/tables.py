@@ -156,7 +156,15 @@ class Engine:
         Literal["serial", "process", "ray"],
         "where clients are trained: in this process, in worker processes, on Ray",
     ] = "process"
-    workers: Annotated[int, Ge(0), Le(1024), "processes that train clients; 0: one per core"] = 0
+    workers: Annotated[
+        int,
+        Ge(0),
+        Le(1024),
+        "processes that train clients; 0: one per core, or workers_per_device on a GPU",
+    ] = 0
+    workers_per_device: Annotated[
+        int, Ge(1), Le(64), "processes that share a GPU, each with a context of its own on it"
+    ] = 1
     address: Annotated[str, "of a Ray cluster; empty: one of its own, on this machine"] = ""
     device: Annotated[str, "that computes: cpu, cuda, mps or xpu"] = "cpu"
     aggregation: Annotated[
@@ -251,7 +259,10 @@ class Output:
                 raise unknown("output.callbacks", name, [TENSORBOARD, "package.module:Class"])
 
 
-DEFAULT_METHODS = ("local", "alone", "fedavg", "fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce")
+DEFAULT_METHODS = (
+    *("local", "alone", "fedavg", "fedavg-local", "fedavg-framed"),
+    *("pgfed", "pgfed-mo", "pgfed-ce"),
+)
 
 
 @dataclass(frozen=True)

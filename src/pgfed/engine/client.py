@@ -251,6 +251,7 @@ class ClientSide:
         """The task for the steps of the client with this training data, in its frame."""
         view = self.task.view(data)
         view.augment = augmentation(self.algorithm.train.augment)
+        view.bfloat16 = self.algorithm.train.precision == "bfloat16"
         view.offset = offset
         return view
 

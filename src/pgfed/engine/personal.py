@@ -7,13 +7,16 @@ method's own messages has keys of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pgfed.config.tables import Experiment
 from pgfed.data.federation import Shard
+from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.randomness import Rng
 from pgfed.methods.values import Kind, Message, State, Update
@@ -42,6 +45,34 @@ def serves(algorithm: Algorithm) -> bool:
 def leaves(algorithm: Algorithm) -> dict[str, Kind]:
     """What leaves a client beside the method's own update, in its first round."""
     return {COUNTS: "classes"} if serves(algorithm) else {}
+
+
+def fit(algorithm: Algorithm, task: Task) -> tuple[Algorithm, str | None]:
+    """The method without a frame that is its own default and that nothing here can have, and why
+    there can be none; a frame that was asked for is refused."""
+    if algorithm.personal.frame == "none":
+        return algorithm, None
+    try:
+        frames.check(task, algorithm.shared, "personal.frame")
+    except UserError as error:
+        if algorithm.usual().frame != algorithm.personal.frame:
+            raise
+        plain = replace(algorithm.personal, frame="none")
+        return replace(algorithm, personal=plain), str(error)
+    return algorithm, None
+
+
+def fitted(
+    methods: Mapping[str, Algorithm], experiment: Experiment, task: Task
+) -> tuple[dict[str, Algorithm], Experiment]:
+    """The methods as they fit the task, and the experiment that names their settings."""
+    found, tables = dict(methods), dict(experiment.method)
+    for folder, algorithm in methods.items():
+        found[folder], reason = fit(algorithm, task)
+        if reason is not None:
+            tables[folder] = {**tables[folder], "personal": asdict(found[folder].personal)}
+            NOTES.info(f"{folder}: runs without a frame, its blend alone ({reason})")
+    return found, replace(experiment, method=tables)
 
 
 class Told:

@@ -29,7 +29,6 @@ from pgfed.methods.contract import Algorithm, FederationInfo
 from pgfed.methods.randomness import ServerRng, draw_cohort, further_seed
 from pgfed.methods.roles import rounds_of
 from pgfed.methods.values import Kind, Message, State, Update
-from pgfed.model import frames
 
 CURVES = 1_000  # clients up to which the history keeps everybody's score
 
@@ -64,7 +63,6 @@ class Run:
         protection: Protection | None = None,
         compression: Compression | None = None,
     ) -> None:
-        self.algorithm = algorithm
         self.federation = backend.federation
         self.backend = backend
         self.seed = seed
@@ -72,8 +70,8 @@ class Run:
         self.evaluate_every = evaluate_every
         self.task = backend.task(seed)
         algorithm.check_model(self.task)
-        if algorithm.personal.frame != "none":
-            frames.check(self.task, algorithm.shared, "personal.frame")
+        algorithm, _ = personal.fit(algorithm, self.task)
+        self.algorithm = algorithm
         if algorithm.course != "rounds":
             cohort = len(federation) if algorithm.course == "once" else 1
         self.info = FederationInfo(len(federation), cohort, self.task.layout)

@@ -22,10 +22,10 @@ from pgfed.engine.attacks import Attack
 from pgfed.engine.backends.base import Backend, Serial
 from pgfed.engine.backends.process import Process
 from pgfed.engine.objective import completed, make_objective, targets_of
+from pgfed.engine.personal import fitted
 from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.roles import rounds_of
-from pgfed.model import frames
 from pgfed.model.layout import Layout
 from pgfed.model.networks import Factory, default_model, factory, make_task, vocabulary
 from pgfed.model.objectives import BuiltIn, Objective
@@ -61,7 +61,7 @@ class Setup:
         }
         if engine.backend == "serial":
             return Serial(self.federation, self.model, **common)
-        common["workers"] = engine.workers
+        common |= {"workers": engine.workers, "per_device": engine.workers_per_device}
         if engine.backend == "ray":
             from pgfed.engine.backends.ray import Ray
 
@@ -148,11 +148,13 @@ def prepare(
         head=experiment.model.head,
         objective=objective,
     )
+    methods, experiment = fitted(methods, experiment, task)
     for algorithm in methods.values():
         algorithm.check_model(task)
-        if algorithm.personal.frame != "none":
-            frames.check(task, algorithm.shared, "personal.frame")
         check_augment(algorithm.train.augment, federation)
+    if any(algorithm.train.precision == "bfloat16" for algorithm in methods.values()):
+        task.check_bfloat16(federation.example())
+        _say_precision(experiment.engine.device)
     _say_split(federation, data)
     if experiment.start_from is not None:
         place = str(Path(experiment.start_from).expanduser().absolute())
@@ -219,6 +221,19 @@ def _say_split(federation: Federation, data: Data) -> None:
             f"{data.dataset}: training and test are stratified by class at {federation.stratified} "
             f"of {len(federation)} clients, where each class has enough samples (data.stratify "
             "changes it)",
+        )
+
+
+def _say_precision(device: str) -> None:
+    """Where bfloat16 is slower than what it takes the place of."""
+    # torch before 2.12 does not tell.
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    if torch.device(device).type != "cpu" or known.get("architecture") != "x86_64":
+        return
+    if not (known.get("avx512_bf16") or known.get("amx_bf16")):
+        NOTES.warning(
+            "train.precision: this processor does not compute in bfloat16 (it has neither "
+            "AVX512_BF16 nor AMX): the run will be slower than with float32"
         )
 
 

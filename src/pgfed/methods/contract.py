@@ -109,6 +109,12 @@ class Algorithm:
         train = self.train.at(round, rounds)
         return self if train is self.train else replace(self, train=train)
 
+    @classmethod
+    def usual(cls) -> PersonalConfig:
+        """How this method's personal models are made unless an experiment says otherwise."""
+        found = cls.__dataclass_fields__["personal"].default_factory
+        return found()  # type: ignore[operator,no-any-return]
+
     @property
     def steps(self) -> TrainConfig:
         """How this method's ordinary SGD steps are taken: [train] under the momentum policy."""

@@ -30,6 +30,10 @@ METHODS = {
     "fedavg-ft": Entry(
         "fedavg_ft:FedAvgFT", "control: FedAvg fine-tuned on the client's own data to be scored"
     ),
+    "fedavg-framed": Entry(
+        "fedavg_framed:FedAvgFramed",
+        "recommended: FedAvg in each client's class shares, blended with its own model",
+    ),
     "feddyn": Entry(
         "feddyn:FedDyn", "one model for all: local objectives bent towards the common minimum"
     ),

@@ -49,6 +49,11 @@ class TrainConfig:
     augment: Annotated[
         str, "of training samples, in steps alone: none, flip-crop or package.module:function"
     ] = "none"
+    precision: Annotated[
+        Literal["float32", "bfloat16"],
+        "of the arithmetic that gradients take; bfloat16 is faster where the processor has it "
+        "(AVX512_BF16, AMX, GPUs), and slower elsewhere",
+    ] = "float32"
 
     def at(self, round: int, rounds: int) -> TrainConfig:
         """As of a round, counted from 1: with the learning rate that the schedule has come to."""

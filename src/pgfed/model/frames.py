@@ -15,16 +15,21 @@ from torch import Tensor
 from pgfed.errors import UserError
 from pgfed.model.task import Task
 
-FLOOR = 1e-4  # the least share of a class, for one that the client does not have
+FLOOR = 1e-4  # the least share of a class that a model may have been trained on
 
 
-def shares(counts: Tensor) -> Tensor:
-    """Of each class, in float64, none below the floor; nobody's samples: all classes alike."""
-    counts = counts.double()
-    total = counts.sum()
-    if not total > 0:
-        return torch.full_like(counts, 1 / len(counts))
-    return (counts / total).clamp(min=FLOOR)
+def shares(counts: Tensor, expected: Tensor | None = None) -> Tensor:
+    """Of each class at a client with these training samples of them, in float64.
+
+    Few samples say little: a class that is not among n of them is rare, not impossible. So as many
+    samples as there are classes, in shares as ``expected`` (all alike), are added to what is there:
+    Laplace's rule of succession. Noisy counts may be below 0.
+    """
+    counts = counts.double().clamp(min=0)
+    classes = len(counts)
+    if expected is None:
+        expected = torch.full_like(counts, 1 / classes)
+    return (counts + classes * expected) / (counts.sum() + classes)
 
 
 def own_frame(counts: Tensor) -> Tensor:
@@ -35,7 +40,8 @@ def own_frame(counts: Tensor) -> Tensor:
 
 def corrected(counts: Tensor, trained_on: Tensor) -> Tensor:
     """For a model that was trained on these shares: from them to the client's own."""
-    return (shares(counts).log() - trained_on.double().clamp(min=FLOOR).log()).float()
+    common = trained_on.double().clamp(min=FLOOR)
+    return (shares(counts, common / common.sum()).log() - common.log()).float()
 
 
 def check(task: Task, shared: str, at: str) -> None:

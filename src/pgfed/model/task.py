@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from pgfed.data.augment import Augment
 from pgfed.data.federation import Shard
 from pgfed.errors import UserError, first_line
-from pgfed.model.explicit import chain_of
+from pgfed.model.explicit import Chain, chain_of
 from pgfed.model.flat import FlatModule, Stepped, joined
 from pgfed.model.kinds import CLASSES
 from pgfed.model.objectives import Objective, Outputs
@@ -30,6 +31,7 @@ LARGE = 2**16  # numbers in an input, beyond which fewer are taken at a time
 LARGE_BATCH = 16
 GRADIENT_BATCH = 256
 GATHERED = 2**16  # numbers of inputs that are read at once for steps: they stay in a core's cache
+_AS_IT_IS = nullcontext()
 ALIGNED = 16  # numbers, beyond which memory is aligned as it is for a tensor of its own
 
 
@@ -72,6 +74,8 @@ class Task(FlatModule):
     augment: Augment | None = None  # what is done to the samples of steps; of a client's view
     # Added to the outputs wherever they are compared with targets; of a client's view (`frames`).
     offset: Tensor | None = None
+    # Whether gradients are computed in bfloat16; of a client's view. Vectors stay as they are.
+    bfloat16: bool = False
 
     def __init__(
         self,
@@ -149,6 +153,17 @@ class Task(FlatModule):
         `pgfed.testing` checks it.
         """
         return self
+
+    def check_bfloat16(self, example: Tensor) -> None:
+        """Refuse a model that has layers which do not compute in bfloat16."""
+        view = copy.copy(self)
+        view.bfloat16 = True
+        try:
+            view.forward(self.initial(), example.to(self.device), torch.zeros(self.d))
+        except RuntimeError as error:
+            raise UserError(
+                f"train.precision: the model does not compute in bfloat16: {first_line(error)}"
+            ) from error
 
     # -- samples -------------------------------------------------------------------------------
 
@@ -241,33 +256,35 @@ class Task(FlatModule):
         ``out`` is any vector of at least ``d`` entries; only those of ``part`` are touched. Passing
         the momentum buffer, already scaled, makes the momentum step one pass shorter.
         """
-        if beside is None and self._chain is not None and self.objective.cross_entropy:
+        if beside is None and self._explicit is not None:
             weights = self.objective.class_weights
-            return self._chain.add_gradient(
+            return self._explicit.add_gradient(
                 theta, x, y, out, part, offset=self.offset, weights=weights
             )
         others = [self.features(model, x) for model in beside.models] if beside else []
         # A single sample has no batch statistics to normalise by.
         self._bind(theta, out, part, training and len(y) > 1)
         if beside is None:
-            loss = self.objective.loss(self.framed(self.module(x)), y)
+            with self._cast():
+                outputs = self.module(x)
+            loss = self.objective.loss(self.framed(outputs.float()), y)
         else:
-            z = self._before_head(x)
-            outputs = self.framed(self.module.get_submodule(self.head_name)(z))
+            z, outputs = self._in_two(x)
             loss = self.objective.loss(outputs, y) + beside.losses(z, y, *others).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def add_head_gradient(self, theta: Tensor, z: Tensor, y: Tensor, out: Tensor) -> Tensor:
         """As `add_gradient` for the head alone, from features ``z`` computed before."""
-        if self._chain is not None and self.objective.cross_entropy:
+        if self._explicit is not None:
             weights = self.objective.class_weights
-            return self._chain.add_gradient(
+            return self._explicit.add_gradient(
                 theta, z, y, out, "head", offset=self.offset, weights=weights, features=True
             )
         self._bind(theta, out, "head", training=False)
-        head = self.module.get_submodule(self.head_name)
-        loss = self.objective.loss(self.framed(head(z)), y)
+        with self._cast():
+            outputs = self.module.get_submodule(self.head_name)(z)
+        loss = self.objective.loss(self.framed(outputs.float()), y)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -301,9 +318,25 @@ class Task(FlatModule):
         ``backward`` of such a loss adds its gradient to ``out``, as `add_gradient` does.
         """
         self._bind(theta, out, "all", training=len(x) > 1)
-        z = self._before_head(x)
-        outputs: Tensor = self.module.get_submodule(self.head_name)(z)
-        return z, self.framed(outputs)
+        return self._in_two(x)
+
+    def _in_two(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features, and the outputs as they are compared with targets."""
+        with self._cast():
+            z = self._before_head(x)
+            outputs: Tensor = self.module.get_submodule(self.head_name)(z)
+        return z.float(), self.framed(outputs.float())
+
+    def _cast(self) -> AbstractContextManager[object]:
+        """What the layers of a model that is differentiated compute in."""
+        if not self.bfloat16:
+            return _AS_IT_IS
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    @property
+    def _explicit(self) -> Chain | None:
+        """The gradient that is written out, where there is one for what this view minimises."""
+        return None if self.bfloat16 or not self.objective.cross_entropy else self._chain
 
     def gradient(self, theta: Tensor, x: Tensor, y: Tensor, *, training: bool = True) -> Tensor:
         """The gradient of the batch's mean loss at ``theta``, as a new vector of ``d`` entries."""

@@ -63,6 +63,11 @@ def check_method(name: str, algorithm: Algorithm, layout: Layout) -> None:
             f"train.augment: found {algorithm.train.augment!r}; a function of one's own may mix "
             "samples, which privacy cannot bound; allowed: none, flip-crop"
         )
+    if algorithm.train.precision != "float32":
+        raise UserError(
+            f"train.precision: found {algorithm.train.precision!r}; under privacy each sample's "
+            "gradient is bounded exactly; allowed: float32"
+        )
 
 
 def participations(

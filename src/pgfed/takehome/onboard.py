@@ -51,7 +51,9 @@ ALONE = algorithms.BASELINE
 VALIDATION = 0.2  # of the training data, where the run has no validation share of its own
 FILE = "model.safetensors"
 # Settings of the fine-tuning.
-TRAINED = ("batch_size", "lr", "momentum", "optimizer", "weight_decay", "clip", "augment")
+TRAINED = (
+    *("batch_size", "lr", "momentum", "optimizer", "weight_decay", "clip", "augment", "precision"),
+)
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ def onboard(
     own = run.experiment.train
     allowed.check("train.augment", own.augment, run.path / layout.EXPERIMENT)
     task.augment = augmentation(own.augment)
+    task.bfloat16 = own.precision == "bfloat16"
     train = replace(own, epochs=epochs, lr=own.lr if lr is None else lr)
     # The new site's seat is the one after the last.
     streams = [Rng(chosen, len(about.clients), epoch) for epoch in range(epochs)]

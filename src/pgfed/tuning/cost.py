@@ -14,7 +14,7 @@ from torch import Tensor
 from pgfed.config.experiment import LAST
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Serial
-from pgfed.engine.backends.process import available_cores
+from pgfed.engine.backends.process import worker_count
 from pgfed.engine.compression import make_compression
 from pgfed.engine.rounds import Run
 from pgfed.engine.setup import Setup
@@ -137,7 +137,9 @@ def _busy_images(setup: Setup, method: Algorithm) -> float:
 
 def _workers(setup: Setup) -> int:
     engine = setup.experiment.engine
-    return 1 if engine.backend == "serial" else engine.workers or available_cores()
+    if engine.backend == "serial":
+        return 1
+    return worker_count(engine.workers, engine.device, engine.workers_per_device)
 
 
 def _probe_federation(setup: Setup) -> Federation:

@@ -33,7 +33,8 @@ from pgfed.model.objectives import Objective
 
 
 class Process(Pool[Connection, Connection]):
-    """A pool of worker processes. ``workers = 0``: one per core this process may use."""
+    """A pool of worker processes. ``workers = 0``: one per core this process may use; on another
+    device than the CPU, where each takes memory of its own, ``per_device``."""
 
     def __init__(
         self,
@@ -41,12 +42,13 @@ class Process(Pool[Connection, Connection]):
         model: str | Factory,
         *,
         workers: int = 0,
+        per_device: int = 1,
         device: torch.device | str = "cpu",
         head: str | None = None,
         objective: Objective = CLASSES,
     ) -> None:
         super().__init__(federation, model, device=device, head=head, objective=objective)
-        self.workers = workers or available_cores()
+        self.workers = worker_count(workers, self.device, per_device)
         # A forked worker has data and model at once and shares their memory. Where forking is not
         # safe (CUDA, macOS) workers start afresh and the data lies in shared memory.
         self._forks = sys.platform == "linux" and self.device.type == "cpu"
@@ -152,6 +154,11 @@ class Process(Pool[Connection, Connection]):
     def pids(self) -> list[int]:
         """The workers' process ids."""
         return [worker.pid for worker in self._pool.values() if worker.pid is not None]
+
+
+def worker_count(workers: int, device: torch.device | str, per_device: int) -> int:
+    """So many as are asked for; otherwise one per core, or ``per_device`` beside a GPU."""
+    return workers or (available_cores() if torch.device(device).type == "cpu" else per_device)
 
 
 def available_cores() -> int:

@@ -98,8 +98,8 @@ class Ray(Pool[Any, Any]):
 
     ``address``: "auto" (the cluster this machine is a node of) or "host:port"; empty: an instance
     of our own on this machine, reachable from this machine only. ``workers = 0``: one actor per
-    core of the cluster, or per GPU where ``device`` is cuda. The server's arithmetic stays on the
-    CPU. Actors and data stay in place from one run to the next, until `end`.
+    core of the cluster, or ``per_device`` per GPU where ``device`` is cuda. The server's arithmetic
+    stays on the CPU. Actors and data stay in place from one run to the next, until `end`.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class Ray(Pool[Any, Any]):
         model: str | Factory,
         *,
         workers: int = 0,
+        per_device: int = 1,
         address: str = "",
         device: torch.device | str = "cpu",
         head: str | None = None,
@@ -117,7 +118,7 @@ class Ray(Pool[Any, Any]):
         if torch.device(device).type not in ("cpu", "cuda"):
             raise UserError(f"engine.device: found {str(device)!r}; allowed with Ray: cpu, cuda")
         self.workers = workers  # 0: known once connected
-        self._wanted = workers
+        self._wanted, self._per_gpu = workers, per_device
         self._cluster = Cluster(address, workers or available_cores())
         self._actor_device = str(device)
         self._kind = "GPU" if torch.device(device).type == "cuda" else "CPU"
@@ -134,7 +135,9 @@ class Ray(Pool[Any, Any]):
 
     def _connect(self) -> None:
         self._cluster.connect()
-        self.workers = self._wanted or int(self._ray.cluster_resources().get(self._kind, 0))
+        found = int(self._ray.cluster_resources().get(self._kind, 0))
+        gpu = self._kind == "GPU"
+        self.workers = self._wanted or found * (self._per_gpu if gpu else 1)
         if not self.workers:
             raise UserError(
                 f"engine.address: the Ray cluster has no {self._kind}s to run clients on"
@@ -148,7 +151,7 @@ class Ray(Pool[Any, Any]):
         )
         # A dead actor is replaced here and not by Ray: its work goes to another one at once.
         self._actor_class = self._ray.remote(
-            num_cpus=1, num_gpus=int(self._kind == "GPU"), max_restarts=0, max_task_retries=0
+            num_cpus=1, num_gpus=1 / self._per_gpu if gpu else 0, max_restarts=0, max_task_retries=0
         )(_Actor)
 
     # -- actors --------------------------------------------------------------------------------

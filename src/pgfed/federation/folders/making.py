@@ -227,6 +227,7 @@ def _told(table: Task, schema: Schema) -> Task:
 def _resolved(experiment: Experiment, agreement: Agreement) -> Experiment:
     """Complete, so that server and sites cannot fill it in differently."""
     from pgfed.data.augment import check_augment
+    from pgfed.engine.personal import fitted
     from pgfed.engine.setup import with_cohort
     from pgfed.federation.folders.models import make_model
     from pgfed.model.networks import default_model
@@ -235,10 +236,10 @@ def _resolved(experiment: Experiment, agreement: Agreement) -> Experiment:
     none = agreement.without_data()
     experiment = with_cohort(experiment, none)
     name = experiment.model.name or default_model(none)
-    make_model(agreement, experiment, 0, none)
+    task = make_model(agreement, experiment, 0, none)
     if "local" not in experiment.methods:  # each site is to know what it gained
         experiment = replace(experiment, methods=["local", *experiment.methods])
-    methods, experiment = experiments.make_methods(experiment)
+    methods, experiment = fitted(*experiments.make_methods(experiment), task)
     for method in methods.values():
         check_augment(method.train.augment, none)
     data: dict[str, Any] = {"dataset": DATASET, "clients": agreement.seats, "partition": "given"}

@@ -61,8 +61,8 @@ from pgfed.results.summary import client_rows, gain_of_run, summary
 
 # Keys that never change the result.
 PLACE = {
-    *("engine.backend", "engine.workers", "engine.address", "engine.device"),
-    *("engine.checkpoint_every", "engine.state_memory", "output.callbacks"),
+    *("engine.backend", "engine.workers", "engine.workers_per_device", "engine.address"),
+    *("engine.device", "engine.checkpoint_every", "engine.state_memory", "output.callbacks"),
 }
 SAME_BITS = ("pgfed", "torch", "numpy")  # versions that decide the last bits
 HEADER = "# Complete: `pgfed run` with this file repeats the run.\n\n"
