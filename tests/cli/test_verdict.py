@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pgfed.cli.terminal.experiment import outcome_rows, outcomes
-from pgfed.config.experiment import from_dict
+from pgfed.config.experiment import from_dict, make_methods
 from pgfed.methods import registry as algorithms
 from pgfed.model.metrics import ACCURACY, METRICS
 from pgfed.results.comparison import Group, group
@@ -58,9 +58,10 @@ def data(*outcomes: SeedRun) -> RunData:
     final = outcomes[0].scores["final"]
     n_test = np.where(np.isnan(final), 0, SAMPLES)
     n = len(final)
+    asked = from_dict({"methods": methods, "seeds": seeds, "rounds": ROUNDS, "cohort": 1.0})
     return RunData(
         path=Path("run"),
-        experiment=from_dict({"methods": methods, "seeds": seeds, "rounds": ROUNDS, "cohort": 1.0}),
+        experiment=make_methods(asked)[1],
         environment={},
         clients=Clients(np.full(n, 10), n_test, [str(i) for i in range(n)], None, None, []),
         metric=ACCURACY,
@@ -209,10 +210,32 @@ def test_methods_that_failed_are_named_and_not_judged() -> None:
 def test_a_method_is_held_against_its_control_with_an_interval() -> None:
     runs = [outcome("local", LOCAL), outcome("pgfed", BETTER)]
     found = verdict(*runs, outcome("fedavg-local", SURELY))
-    assert found.sentences[-1].startswith(
-        "What pgfed's own objective adds: pgfed minus its control fedavg-local (mu = 0) is −12.5 "
+    assert found.sentences[-2].startswith(
+        "What pgfed itself adds: pgfed minus its control fedavg-local (mu = 0) is −12.5 "
         "points (95 % interval −"
     )
+    assert found.sentences[-1].startswith(
+        "So what helped is what fedavg-local does, too: +25.0 points over local (95 % interval +"
+    )
+
+
+def test_each_control_is_a_question_of_its_own() -> None:
+    """PGFed's kin have one; what is clearly better than its control needs no other reason."""
+    kin = [outcome(name, SURELY) for name in ("fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce")]
+    found = verdict(outcome("local", LOCAL), *kin, outcome("fedavg-framed", [1.0] * 4))
+    frame, pgfed = [s for s in found.sentences if "itself adds" in s]
+    assert frame.startswith(
+        "What fedavg-framed itself adds: fedavg-framed minus its control fedavg-local "
+        "(personal.frame = none, personal.blend = 1) is +18.8 points"
+    )
+    assert frame.endswith(": better.")
+    assert "pgfed minus its control fedavg-local (mu = 0) is +0.00 points" in pgfed
+    assert not [line for line in found.lines if "So what helped" in line or "also differ" in line]
+
+
+def test_what_did_not_help_is_not_said_to_have() -> None:
+    runs = [outcome("local", LOCAL), outcome("fedavg-local", LOCAL), outcome("pgfed", A_BIT)]
+    assert "What pgfed itself adds" in verdict(*runs).sentences[-1]
 
 
 def test_federating_harmed() -> None:

@@ -23,7 +23,7 @@ from pgfed.report.tables.cells import (
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Curve, Group, Method
-from pgfed.results.formats import NONE, axis, meaning, sentence, size
+from pgfed.results.formats import NONE, axis, meaning, sentence, settings, size
 from pgfed.results.gains.clients import Gain
 from pgfed.results.statistics import Comparison
 from pgfed.results.verdict import last_rounds
@@ -135,7 +135,7 @@ def _standing_columns(relative: str, group: Group) -> list[Column[_Standing]]:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A method and what it is compared with to learn what its objective adds."""
+    """A method and what it is compared with to learn what it adds."""
 
     method: Method
     control: Method | None
@@ -143,7 +143,7 @@ class _Trial:
 
 
 def control(group: Group) -> Table:
-    """What a method's own objective itself contributes."""
+    """What a method itself contributes."""
 
     def trial(method: Method) -> _Trial:
         other = group.control(method)
@@ -152,23 +152,11 @@ def control(group: Group) -> Table:
 
     return fill(
         "control",
-        f"A control is trained and scored alike, without what the method claims{_switched(group)}. "
-        "The difference is what the method's own objective contributes.",
+        "A control is trained and scored alike, without what the method claims. The difference is "
+        "what the method itself contributes.",
         _trial_columns(group.metric),
         [(method.label, trial(method)) for method in group.methods if method.has_control],
     )
-
-
-def _switched(group: Group) -> str:
-    """In brackets: which settings switch it off."""
-    controls = (method.about.control or {} for method in group.methods if method.has_control)
-    said = (
-        f"{key} = {value:g}" if isinstance(value, int | float) else f"{key} = {value}"
-        for one in controls
-        for key, value in one.items()
-    )
-    settings = dict.fromkeys(said)
-    return f" ({', '.join(settings)})" if settings else ""
 
 
 def _trial_columns(metric: Metric) -> list[Column[_Trial]]:
@@ -176,6 +164,8 @@ def _trial_columns(metric: Metric) -> list[Column[_Trial]]:
         Column("method", "Method", "A method that has a control", lambda t: Cell(t.method.label)),
         Column("control", "Control", "The same without what the method claims",
                lambda t: Cell(t.control.label if t.control else NONE)),
+        Column("without", "With", "The settings of the control",
+               lambda t: Cell(settings(t.method.without))),
         Column("difference", "Difference", "Mean over clients and seeds, 95 % interval",
                lambda t: difference(t.found, metric)),
         Column("better", "Better", "Clients better off than with the control",

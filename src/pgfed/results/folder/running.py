@@ -117,10 +117,12 @@ class Standing:
     @property
     def seconds_left(self) -> float | None:
         """By the rounds so far; None before the first, and where nobody runs it."""
-        if not self.done or self.state != "running":
+        usual = [one for one in self.progress if one.rounds == self.watched.experiment.rounds]
+        done = sum(one.done for one in usual)  # what trains to its end in one round is longer
+        if not done or self.state != "running":
             return None
-        so_far = sum(one.history.seconds for one in self.progress)
-        return so_far / self.done * (self.total - self.done)
+        so_far = sum(one.history.seconds for one in usual)
+        return so_far / done * (self.total - self.done)
 
     @property
     def current(self) -> Progress | None:
