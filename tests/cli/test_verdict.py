@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from pgfed.cli.terminal.experiment import outcome_rows, outcomes
+from pgfed.cli.terminal.tables import table
 from pgfed.config.experiment import from_dict, make_methods
 from pgfed.methods import registry as algorithms
 from pgfed.model.metrics import ACCURACY, METRICS
@@ -343,6 +346,18 @@ def test_the_terminal_says_the_whole_verdict(capsys: pytest.CaptureFixture[str])
     assert said[1 + len(runs) : -1] == expected.lines
     assert len(expected.sentences) > 1
     assert said[-1] == "Run folder: run"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_breaks_no_name_in_two(width: int) -> None:
+    columns = ["method", "accuracy", "last 10 rounds", "gain over local", "clearly gained", "lost"]
+    row = ["fedavg-framed", "100.0 %", "100.0 %", "+12.3", "1,000", "1,000", "38.1 MB"]
+    screen = Console(file=io.StringIO(), force_terminal=True, width=width)
+    with screen.capture() as captured:
+        screen.print(table([*columns, "sent"], [row, row]))
+    rows = [line for line in captured.get().splitlines() if "38.1 MB" in line]
+    assert all("fedavg-framed " in line for line in rows)
+    assert len(rows) == 2
 
 
 @pytest.mark.parametrize(

@@ -164,8 +164,6 @@ def _trial_columns(metric: Metric) -> list[Column[_Trial]]:
         Column("method", "Method", "A method that has a control", lambda t: Cell(t.method.label)),
         Column("control", "Control", "The same without what the method claims",
                lambda t: Cell(t.control.label if t.control else NONE)),
-        Column("without", "With", "The settings of the control",
-               lambda t: Cell(settings(t.method.without))),
         Column("difference", "Difference", "Mean over clients and seeds, 95 % interval",
                lambda t: difference(t.found, metric)),
         Column("better", "Better", "Clients better off than with the control",
@@ -176,6 +174,8 @@ def _trial_columns(metric: Metric) -> list[Column[_Trial]]:
                lambda t: integer(t.found.equal if t.found else None)),
         Column("meaning", "Reading", "Whether the interval leaves out zero",
                lambda t: Cell(meaning(t.found, metric) if t.found else "not in the run: add it")),
+        Column("without", "The control has", "The settings in which it differs",
+               lambda t: Cell(settings(t.method.without))),
     ]  # fmt: skip
 
 
