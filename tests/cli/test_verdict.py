@@ -214,8 +214,7 @@ def test_a_method_is_held_against_its_control_with_an_interval() -> None:
     runs = [outcome("local", LOCAL), outcome("pgfed", BETTER)]
     found = verdict(*runs, outcome("fedavg-local", SURELY))
     assert found.sentences[-2].startswith(
-        "What pgfed itself adds: pgfed minus its control fedavg-local (mu = 0) is −12.5 "
-        "points (95 % interval −"
+        "Against its control fedavg-local (mu = 0), pgfed itself adds −12.5 points (95 % interval −"
     )
     assert found.sentences[-1].startswith(
         "So what helped is what fedavg-local does, too: +25.0 points over local (95 % interval +"
@@ -228,17 +227,17 @@ def test_each_control_is_a_question_of_its_own() -> None:
     found = verdict(outcome("local", LOCAL), *kin, outcome("fedavg-framed", [1.0] * 4))
     frame, pgfed = [s for s in found.sentences if "itself adds" in s]
     assert frame.startswith(
-        "What fedavg-framed itself adds: fedavg-framed minus its control fedavg-local "
-        "(personal.frame = none, personal.blend = 1) is +18.8 points"
+        "Against its control fedavg-local (personal.frame = none, personal.blend = 1), "
+        "fedavg-framed itself adds +18.8 points"
     )
     assert frame.endswith(": better.")
-    assert "pgfed minus its control fedavg-local (mu = 0) is +0.00 points" in pgfed
+    assert pgfed.startswith("Against its control fedavg-local (mu = 0), pgfed itself adds +0.00")
     assert not [line for line in found.lines if "So what helped" in line or "also differ" in line]
 
 
 def test_what_did_not_help_is_not_said_to_have() -> None:
     runs = [outcome("local", LOCAL), outcome("fedavg-local", LOCAL), outcome("pgfed", A_BIT)]
-    assert "What pgfed itself adds" in verdict(*runs).sentences[-1]
+    assert "pgfed itself adds" in verdict(*runs).sentences[-1]
 
 
 def test_federating_harmed() -> None:

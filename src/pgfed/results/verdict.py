@@ -360,9 +360,9 @@ def _adds(group: Group, method: Method, control: Method | None) -> str:
             f"said what {method.label} itself contributes: add {name} to the methods."
         )
     return (
-        f"What {method.label} itself adds: {method.label} minus its control {control.label} "
-        f"({without}) is {difference(found, group.metric)}{points(group.metric)} "
-        f"({between(found, group.metric)}): {meaning(found, group.metric)}."
+        f"Against its control {control.label} ({without}), {method.label} itself adds "
+        f"{difference(found, group.metric)}{points(group.metric)} ({between(found, group.metric)}):"
+        f" {meaning(found, group.metric)}."
     )
 
 

@@ -152,11 +152,21 @@ def control(group: Group) -> Table:
 
     return fill(
         "control",
-        "A control is trained and scored alike, without what the method claims. The difference is "
-        "what the method itself contributes.",
+        f"A control is trained and scored alike, without what the method claims{_switched(group)}. "
+        "The difference is what the method itself contributes.",
         _trial_columns(group.metric),
         [(method.label, trial(method)) for method in group.methods if method.has_control],
     )
+
+
+def _switched(group: Group) -> str:
+    """In brackets: the settings of the controls, and whose they are."""
+    whose: dict[str, list[str]] = {}
+    for method in group.methods:
+        if method.has_control:
+            whose.setdefault(settings(method.without), []).append(method.label)
+    said = [f"{without} of {', '.join(labels)}" for without, labels in whose.items()]
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def _trial_columns(metric: Metric) -> list[Column[_Trial]]:
@@ -174,8 +184,6 @@ def _trial_columns(metric: Metric) -> list[Column[_Trial]]:
                lambda t: integer(t.found.equal if t.found else None)),
         Column("meaning", "Reading", "Whether the interval leaves out zero",
                lambda t: Cell(meaning(t.found, metric) if t.found else "not in the run: add it")),
-        Column("without", "The control has", "The settings in which it differs",
-               lambda t: Cell(settings(t.method.without))),
     ]  # fmt: skip
 
 
