@@ -54,6 +54,22 @@ def test_plain_lines_come_every_two_seconds_and_at_the_end() -> None:
     ]
 
 
+def test_one_long_round_says_nothing_of_the_others() -> None:
+    """`alone` trains to its end in one round."""
+    stream = io.StringIO()
+    clock = ticks(0.0, 0.0, 100.0, 100.0, 100.0, *(100.0 + t for t in range(1, 9))).__next__
+    progress = PlainProgress(2, 4, stream, clock)
+    progress.begin("alone", at_start(0, 1))
+    progress.round("alone", at_start(0, 1), record(1, 0.5))
+    progress.begin("pgfed", at_start(0))
+    for round in (1, 2):
+        progress.round("pgfed", at_start(0), record(round, 0.5))
+    assert [line.rpartition(", ")[2] for line in stream.getvalue().splitlines()] == [
+        "1,000 samples/s",
+        "3 s left",
+    ]
+
+
 def test_the_score_starts_anew_with_each_run() -> None:
     progress = Progress(2, 1)
     progress.begin("local", at_start(0, 1))

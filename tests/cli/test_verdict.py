@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from pgfed.cli.terminal.experiment import outcome_rows, outcomes
-from pgfed.config.experiment import from_dict
+from pgfed.cli.terminal.tables import table
+from pgfed.config.experiment import from_dict, make_methods
 from pgfed.methods import registry as algorithms
 from pgfed.model.metrics import ACCURACY, METRICS
 from pgfed.results.comparison import Group, group
@@ -58,9 +61,10 @@ def data(*outcomes: SeedRun) -> RunData:
     final = outcomes[0].scores["final"]
     n_test = np.where(np.isnan(final), 0, SAMPLES)
     n = len(final)
+    asked = from_dict({"methods": methods, "seeds": seeds, "rounds": ROUNDS, "cohort": 1.0})
     return RunData(
         path=Path("run"),
-        experiment=from_dict({"methods": methods, "seeds": seeds, "rounds": ROUNDS, "cohort": 1.0}),
+        experiment=make_methods(asked)[1],
         environment={},
         clients=Clients(np.full(n, 10), n_test, [str(i) for i in range(n)], None, None, []),
         metric=ACCURACY,
@@ -209,10 +213,31 @@ def test_methods_that_failed_are_named_and_not_judged() -> None:
 def test_a_method_is_held_against_its_control_with_an_interval() -> None:
     runs = [outcome("local", LOCAL), outcome("pgfed", BETTER)]
     found = verdict(*runs, outcome("fedavg-local", SURELY))
-    assert found.sentences[-1].startswith(
-        "What pgfed's own objective adds: pgfed minus its control fedavg-local (mu = 0) is −12.5 "
-        "points (95 % interval −"
+    assert found.sentences[-2].startswith(
+        "Against its control fedavg-local (mu = 0), pgfed itself adds −12.5 points (95 % interval −"
     )
+    assert found.sentences[-1].startswith(
+        "So what helped is what fedavg-local does, too: +25.0 points over local (95 % interval +"
+    )
+
+
+def test_each_control_is_a_question_of_its_own() -> None:
+    """PGFed's kin have one; what is clearly better than its control needs no other reason."""
+    kin = [outcome(name, SURELY) for name in ("fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce")]
+    found = verdict(outcome("local", LOCAL), *kin, outcome("fedavg-framed", [1.0] * 4))
+    frame, pgfed = [s for s in found.sentences if "itself adds" in s]
+    assert frame.startswith(
+        "Against its control fedavg-local (personal.frame = none, personal.blend = 1), "
+        "fedavg-framed itself adds +18.8 points"
+    )
+    assert frame.endswith(": better.")
+    assert pgfed.startswith("Against its control fedavg-local (mu = 0), pgfed itself adds +0.00")
+    assert not [line for line in found.lines if "So what helped" in line or "also differ" in line]
+
+
+def test_what_did_not_help_is_not_said_to_have() -> None:
+    runs = [outcome("local", LOCAL), outcome("fedavg-local", LOCAL), outcome("pgfed", A_BIT)]
+    assert "pgfed itself adds" in verdict(*runs).sentences[-1]
 
 
 def test_federating_harmed() -> None:
@@ -320,6 +345,18 @@ def test_the_terminal_says_the_whole_verdict(capsys: pytest.CaptureFixture[str])
     assert said[1 + len(runs) : -1] == expected.lines
     assert len(expected.sentences) > 1
     assert said[-1] == "Run folder: run"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_breaks_no_name_in_two(width: int) -> None:
+    columns = ["method", "accuracy", "last 10 rounds", "gain over local", "clearly gained", "lost"]
+    row = ["fedavg-framed", "100.0 %", "100.0 %", "+12.3", "1,000", "1,000", "38.1 MB"]
+    screen = Console(file=io.StringIO(), force_terminal=True, width=width)
+    with screen.capture() as captured:
+        screen.print(table([*columns, "sent"], [row, row]))
+    rows = [line for line in captured.get().splitlines() if "38.1 MB" in line]
+    assert all("fedavg-framed " in line for line in rows)
+    assert len(rows) == 2
 
 
 @pytest.mark.parametrize(

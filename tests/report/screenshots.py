@@ -1,7 +1,9 @@
 """Pictures of the page, to be looked at: `PYTHONPATH=tests python -m report.screenshots OUT`.
 
 Made-up runs of 1, 6 and 17 methods on 3, 20 and 200 clients, at 1400 and 400 pixels, light and
-dark. No test: whether a page is clear, people say. Give run folders to see these instead.
+dark. No test: whether a page is clear, people say. Give run folders to see these instead. With a
+picture's name, OUT.png, and one run folder it takes the first screen alone, as README shows it:
+`pgfed run && PYTHONPATH=tests python -m report.screenshots docs/images/report.png runs/digits`.
 """
 
 from __future__ import annotations
@@ -54,7 +56,19 @@ def shoot(folders: list[Path], out: Path) -> None:
         browser.close()
 
 
+def first_screen(folder: Path, target: Path) -> None:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS))
+        page = write_page(folder).absolute()
+        opened = Opened(browser, page, viewport={"width": 1200, "height": 1120})
+        opened.page.screenshot(path=target)
+        browser.close()
+
+
 if __name__ == "__main__":
     given = [Path(word) for word in sys.argv[2:]]
+    if sys.argv[1].endswith(".png"):
+        first_screen(given[0], Path(sys.argv[1]))
+        sys.exit()
     with tempfile.TemporaryDirectory() as place:
         shoot(given or made_up(Path(place)), Path(sys.argv[1]))

@@ -41,12 +41,16 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(make_folder(tmp_path_factory.mktemp("browser") / "run"))
 
 
+PATIENCE = 120_000  # ms: a machine may be busy with other things
+
+
 class Opened:
     """A page, and everything it complained about or asked for."""
 
     def __init__(self, browser: object, path: Path, **options: object) -> None:
         self.context = browser.new_context(**options)  # type: ignore[attr-defined]
         self.page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE)
         self.messages: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.messages.append(message.text))

@@ -19,7 +19,8 @@ from pgfed.cli.terminal.watch import sparkline, watch
 from pgfed.engine.storage.durable import FolderLock
 from pgfed.errors import UserError
 from pgfed.model.metrics import ACCURACY, METRICS
-from pgfed.results.folder.running import Watched
+from pgfed.results.folder.history import history_of
+from pgfed.results.folder.running import Progress, Watched, seconds_left
 from report.folders import at_work, make_folder
 
 app = typer.Typer()
@@ -143,6 +144,23 @@ def test_watch_keeps_progress_and_time_left_in_sight(tmp_path: Path) -> None:
     assert len(lines) < 24
     assert any("pgfed" in line and "0/3" in line for line in lines)  # what is being run
     assert any("16 more of 36" in line for line in lines)
+
+
+def test_one_long_round_says_nothing_of_the_others() -> None:
+    """`alone` trains to its end in one round."""
+    rounds = {"alone": (1, 1, 100.0), "fedavg": (4, 2, 1.0), "pgfed": (4, 0, 1.0)}
+    progress = []
+    for method, (asked, done, seconds) in rounds.items():
+        records = [_record(t, seconds) for t in range(1, done + 1)]
+        progress.append(Progress(method, 0, asked, history_of(records)))
+    assert seconds_left(progress) == pytest.approx(6.0)
+    assert seconds_left(progress[:1] + progress[2:]) is None
+
+
+def _record(round: int, seconds: float) -> dict[str, object]:
+    counted = {"samples": 90, "train_seconds": seconds, "bytes_down": 10, "bytes_up": 10}
+    about = {"round": round, "mean_score": 0.5, "seconds": seconds, "cohort": [0], "dropped": []}
+    return {**about, **counted}
 
 
 def raise_interrupted(_: float) -> None:

@@ -78,7 +78,7 @@ def test_its_report(old: Path) -> None:
     assert [m.label for m in group.methods] == ["local", "fedbabu", "fedavg-local", "pgfed"]
     assert group.clients.names == ["10", "20", "30"]
     verdict = judge(group)
-    assert "minus its control fedavg-local (mu = 0)" in " ".join(verdict.lines)
+    assert "Against its control fedavg-local (mu = 0), " in " ".join(verdict.lines)
     assert verdict.outcome == "cannot-be-told"  # it is short
     gain = group.gain(group.methods[-1])
     assert gain is not None

@@ -33,7 +33,7 @@ def test_federating_helped(folder: Path) -> None:
         "told."
     )
     text = said(found)
-    assert "minus its control fedavg-local (mu = 0)" in text
+    assert "Against its control fedavg-local (mu = 0), pgfed itself adds" in text
     assert "no measurable difference" in text
     assert "cannot be told apart from it here" in text
 

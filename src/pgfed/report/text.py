@@ -58,7 +58,7 @@ def _tables(groups: Sequence[Group]) -> Iterator[tuple[int | None, str, Table]]:
     for index, group in enumerate(groups):
         found = {
             "Results": results.results(group),
-            "What a method's own objective adds": results.control(group),
+            "What a method itself adds": results.control(group),
             "Every client": clients.each(group),
             f"Gain over {group.over}": clients.gains(group),
             "Rounds to a score": results.speed(group),

@@ -257,6 +257,7 @@ def called(name: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first NAMED of them."""
+    """The first NAMED of them, and how many more there are."""
     each = list(names)
-    return ", ".join(each[:NAMED]) + (", ..." if len(each) > NAMED else "")
+    more = f" and {len(each) - NAMED:,} more" if len(each) > NAMED else ""
+    return ", ".join(each[:NAMED]) + more

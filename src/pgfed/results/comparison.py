@@ -60,8 +60,13 @@ class Method:
     @property
     def has_control(self) -> bool:
         """Whether it is to be held against a control, which it is not itself."""
-        without = self.about.control
-        return without is not None and any(self.settings.get(k) != v for k, v in without.items())
+        return bool(self.without)
+
+    @property
+    def without(self) -> dict[str, Any]:
+        """The settings that switch off what it claims, as far as it has others."""
+        switched = (self.about.control or {}).items()
+        return {k: v for k, v in switched if self.settings.get(k) != v}
 
     def run_label(self, run: SeedRun) -> str:
         return f"{self.label}, seed {run.seed}"

@@ -60,6 +60,14 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def settings(found: Mapping[str, Any]) -> str:
+    """Keys with their values, as somebody would set them."""
+    return ", ".join(
+        f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value}"
+        for key, value in found.items()
+    )
+
+
 # -- scores and their differences -----------------------------------------------------------------
 
 

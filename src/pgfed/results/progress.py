@@ -28,7 +28,9 @@ class Progress(Observer):
         self.runs, self.ended = runs, 0
         self.heading = ""  # told before the first run
         self.done = 0  # rounds that need not be run any more
-        self.ran = 0  # of these, the ones run now: time left is judged by them
+        # Of these, the ones run now: time left is judged by them. What trains to its end in one
+        # round does not count, nor does its time: the others are not that long.
+        self.ran = 0
         self.clock = clock
         self.started = self.began = clock()
         self.method, self.seed = "", 0
@@ -63,7 +65,10 @@ class Progress(Observer):
 
     def round(self, method: str, run: Run, record: Record) -> None:
         self.done += 1
-        self.ran += 1
+        if self.rounds == self._each:
+            self.ran += 1
+        else:
+            self.started += self.clock() - self.began
         self._samples += record["samples"]
         self._seconds += record["train_seconds"]
         if record["mean_score"] is not None:
@@ -97,7 +102,9 @@ class Progress(Observer):
 
     @property
     def left(self) -> str:
-        """The time, by the rounds run so far."""
+        """The time, by the rounds run so far; nothing before the first."""
+        if not self.ran:
+            return ""
         seconds = (self.clock() - self.started) / self.ran * (self.total - self.done)
         return f"{duration(seconds)} left"
 
@@ -135,8 +142,8 @@ class PlainProgress(Progress):
         if round == self.rounds or now - self._last >= EVERY:
             self._last = now
             head = f"{self.method} seed {self.seed} round {round}/{self.rounds}"
-            facts = [head, self.scored, *filter(None, [self.speed]), self.left]
-            print(", ".join(facts), file=self._stream, flush=True)
+            facts = [head, self.scored, self.speed, self.left]
+            print(", ".join(filter(None, facts)), file=self._stream, flush=True)
 
 
 class LiveProgress(Progress):
@@ -188,7 +195,7 @@ class LiveProgress(Progress):
             completed=self.done,
             description=f"all {self.runs} runs" if self.runs > 1 else "all",
             count=f"{self.ended}/{self.runs} done",
-            facts=self.left if self.ran else "",
+            facts=self.left,
         )
         self._bar.refresh()
 

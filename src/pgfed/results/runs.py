@@ -7,7 +7,7 @@ whoever shows something of a run shows it from here. Importing this module does 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -281,13 +281,22 @@ def method_info(base: str, method: Algorithm | type[Algorithm], summary: str) ->
     return MethodInfo(
         base=base,
         summary=summary,
-        control=None if method.control is None else dict(method.control),
+        control=None if method.control is None else _flat(method.control),
         control_twin=method.control_twin if isinstance(method, type) else method.twin(),
         new_client_start=method.new_client_start,
         scored_last=method.scored_last,
         role=method.role,
         course=method.course,
     )
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Its keys as in `RunData.settings`: those of a table in it behind a dot."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = value if isinstance(value, dict) else None
+        found |= {key: value} if inner is None else {f"{key}.{k}": v for k, v in inner.items()}
+    return found
 
 
 def evidence_of(run: Run) -> tuple[Evidence, dict[str, Floats]]:

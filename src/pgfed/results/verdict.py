@@ -8,7 +8,7 @@ clients, and where these are few, over their test samples, too.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -25,7 +25,16 @@ from pgfed.results.caveats import (
     too_short,
 )
 from pgfed.results.comparison import Group, Method
-from pgfed.results.formats import between, difference, gain, meaning, points, score, sentence
+from pgfed.results.formats import (
+    between,
+    difference,
+    gain,
+    meaning,
+    points,
+    score,
+    sentence,
+    settings,
+)
 from pgfed.results.gains.clients import Gain, Statement
 from pgfed.results.statistics import LEVEL, Comparison
 
@@ -35,6 +44,7 @@ ABOUT = (
     "Clear is what test samples show of these models (false discoveries held at 5 % over the "
     "clients); training again may give others."
 )
+MOST = 3  # methods of which it is told what they add to their controls; the page has all
 NO_EVIDENCE = (
     "What the models gave for each sample is not known here, so nobody is counted: the sign of a "
     "difference is no evidence."
@@ -81,7 +91,10 @@ def judge(group: Group) -> Verdict:
         return Verdict(first + words[0], words[1:], caveats(group))
     found = _help(group, sound)
     rest = [*_majority(group), *_ties(group, sound), *_bound(group, sound)]
-    more = [*found.sentences, *rest, *_explicit(group, sound)]
+    trials = _trials(group, sound)
+    more = [*found.sentences, *rest, *(_adds(group, *trial) for trial in trials)]
+    if found.outcome == "helped":
+        more += _common(group, trials)
     asked = [*found.caveats, *caveats(group)]
     return replace(found, headline=first + found.headline, sentences=more, caveats=asked)
 
@@ -317,30 +330,53 @@ def _ties(group: Group, ranked: list[Method]) -> list[str]:
     return [f"{leader.label} leads, but {names} cannot be told apart from it here."]
 
 
-def _explicit(group: Group, ranked: list[Method]) -> list[str]:
-    """A method with a control never stands alone: what of its gain is its own?"""
-    able = [m for m in ranked if m.has_control]
-    if not able:
-        return []
-    # The first in the tables; a variant only where its base was not run.
-    method = min(able, key=lambda m: (m.name != m.base, group.methods.index(m)))
-    without = ", ".join(f"{k} = {_shown(v)}" for k, v in (method.about.control or {}).items())
-    control = group.control(method)
-    if control is not None and control not in ranked:
-        return []  # it failed, and the caveats say so
+def _trials(group: Group, ranked: list[Method]) -> list[tuple[Method, Method | None]]:
+    """A method with a control never stands alone: what of its gain is its own?
+
+    Where several have one control with the same settings (PGFed and its kin: mu = 0), the first in
+    the tables, a variant only where its base was not run; MOST of them, the best first. The page
+    has a table of all.
+    """
+    asked: dict[tuple[str | None, str], list[Method]] = {}
+    for method in filter(lambda m: m.has_control, ranked):
+        key = method.about.control_twin, settings(method.without)
+        asked.setdefault(key, []).append(method)
+    chosen = [
+        min(methods, key=lambda m: (m.name != m.base, group.methods.index(m)))
+        for methods in asked.values()
+    ]
+    tried = [(method, group.control(method)) for method in chosen[:MOST]]
+    # Of a control that failed the caveats speak.
+    return [(m, control) for m, control in tried if control is None or control in ranked]
+
+
+def _adds(group: Group, method: Method, control: Method | None) -> str:
+    without = settings(method.without)
     found = None if control is None else group.compare(method, control)
     if control is None or found is None:
         name = method.about.control_twin or f"{method.base} with {without}"
-        return [
+        return (
             f"The run lacks {name}, the control of {method.label} ({without}), so it cannot be "
-            f"said what {method.label}'s own objective contributes: add {name} to the methods."
-        ]
+            f"said what {method.label} itself contributes: add {name} to the methods."
+        )
+    return (
+        f"Against its control {control.label} ({without}), {method.label} itself adds "
+        f"{difference(found, group.metric)}{points(group.metric)} ({between(found, group.metric)}):"
+        f" {meaning(found, group.metric)}."
+    )
+
+
+def _common(group: Group, trials: list[tuple[Method, Method | None]]) -> list[str]:
+    """What helped, where it is not what the methods add to the one control that they have."""
+    controls = [control for _, control in trials if control is not None]
+    if len(controls) < len(trials) or len({c.label for c in controls}) != 1:
+        return []
+    found = [group.compare(method, controls[0]) for method, _ in trials]
+    standing = _standing(group, controls[0], 1)
+    if standing is None or standing.side <= 0 or any(f is None or f.clear for f in found):
+        return []
+    of, metric = standing.compared, group.metric
     return [
-        f"What {method.label}'s own objective adds: {method.label} minus its control "
-        f"{control.label} ({without}) is {difference(found, group.metric)}{points(group.metric)} "
-        f"({between(found, group.metric)}): {meaning(found, group.metric)}."
+        f"So what helped is what {controls[0].label} does, too: {difference(of, metric)}"
+        f"{points(metric)} over {standing.alone.label} ({between(of, metric)})."
     ]
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

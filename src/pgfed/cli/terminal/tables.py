@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 PIPED_WIDTH = 120  # columns where the output is no terminal
+WHOLE = 24  # letters of a name that is never broken, be the terminal narrow
 
 
 def console() -> Console:
@@ -24,7 +25,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for k, column in enumerate(columns):
         numeric = all(row[k].plain[:1] in "+-−–0123456789" for row in cells)
-        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        name = k == 0 and all(len(row[k]) <= WHOLE for row in cells)
+        side: Literal["right", "left"] = "right" if numeric else "left"
+        made.add_column(column, justify=side, overflow="fold", no_wrap=name)
     for row in cells:
         made.add_row(*row)
     return made

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pgfed.model.metrics import Metric
 from pgfed.results.folder.layout import at_work, how_to_go_on
-from pgfed.results.folder.running import Progress, Watched
+from pgfed.results.folder.running import Progress, Watched, seconds_left
 from pgfed.results.formats import count, duration, score, size
 
 INTERVAL = 1.0  # seconds
@@ -79,10 +79,8 @@ def _left(progress: list[Progress], running: bool) -> str:
     if done >= total:
         return "finished"
     left = f"{done} of {count(total, 'round')}"
-    if done and running:
-        seconds = sum(one.history.seconds for one in progress) / done * (total - done)
-        left += f", about {duration(seconds)} left"
-    return left
+    seconds = seconds_left(progress) if running else None
+    return left if seconds is None else f"{left}, about {duration(seconds)} left"
 
 
 def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:

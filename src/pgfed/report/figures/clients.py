@@ -56,12 +56,9 @@ def gains(group: Group, style: Style) -> Figure | None:
     leader, gain = found[0]
     fit = stats.correlate(np.log(np.maximum(group.clients.n_train, 1)), gain.per_client)
     who = counted(gain) or "who gained is not known"
-    colours = (
-        "Blue clearly gained, orange clearly lost, grey cannot be told; thin lines are 95 % "
-        "intervals, each of one client by itself. "
-        if gain.known
-        else ""
-    )
+    lines = "; thin lines are 95 % intervals, each of one client by itself" if few else ""
+    colours = f"Blue clearly gained, orange clearly lost, grey cannot be told{lines}. "
+    colours = colours if gain.known else ""
     caption = f"With {leader.label} over {group.over}, {who}. {colours}{_who(fit)}"
     panel = Panel(f"Gain over {group.over} of every client", list(specs.values()), height=440)
     labels = [method.label for method, _ in found]
@@ -125,9 +122,9 @@ def _bars(gain: Gain, group: Group) -> dict[str, Any]:
         "marker": {"color": STONE},
         "hovertemplate": "client %{customdata[1]}: %{x:,} training samples<extra></extra>",
     }
-    over = gain_axis(group.metric).replace("gain", f"gain over {group.over}")
     numbers = all(name.isdecimal() for name in names)  # which say themselves that they are clients
-    layout = layout_of(over, "client" if numbers else "")
+    # Over what, the caption says: a narrow screen has no room for it here.
+    layout = layout_of(gain_axis(group.metric), "client" if numbers else "")
     layout["yaxis"] |= {"type": "category", "autorange": "reversed", "showgrid": False}
     layout["yaxis"] |= {"dtick": 1, "tickmode": "linear"}
     layout["xaxis"] |= {"domain": [0, 0.72], "zeroline": True}
@@ -227,7 +224,7 @@ def partition(group: Group) -> Figure:
         )
         by, at = "by size", order
         if len(clients) > CLUSTERED:
-            by, at = "those with similar classes together", by_likeness(clients.counts)
+            by, at = "similar ones together", by_likeness(clients.counts)
             caption += " Clients with similar classes stand together."
         views.insert(0, "samples by class")
         specs.insert(0, _by_class(clients, clients.counts[at].T, at, by))

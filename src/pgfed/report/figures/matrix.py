@@ -117,7 +117,7 @@ def _heat(group: Group, pairs: stats.Pairs) -> dict[str, Any]:
         **own,
     }
     what = "" if size == 1 else f", mean over {size} × {size} clients"
-    layout = layout_of(f"client j whose risk is weighed, {by}{what}", f"client i, {by}")
+    layout = layout_of(f"client j, weighed, {by}{what}", f"client i, {by}")
     named = {"type": "category", "showgrid": False, "showticklabels": len(n) <= CLUSTERED}
     layout["xaxis"] |= named
     layout["yaxis"] |= named | {"autorange": "reversed"}

@@ -91,6 +91,10 @@ def next_steps(group: Group, verdict: Verdict) -> list[str]:
         steps.append(f"Give it something to be held against: `{again} --methods {names}`.")
     elif verdict.outcome in ("no-clear-difference", "cannot-be-told") and len(seeds) < 3:
         steps.append(f"Repeat it with other seeds: `{again} --seeds 0,1,2`.")
+    elif verdict.outcome == "helped" and len(seeds) == 1 and len(group.methods) > 2:
+        steps.append(
+            f"To tell methods apart, repeat it under other seeds: `{again} --seeds 0,1,2`."
+        )
     if verdict.outcome == "harmed":
         steps.append("Train alone, or try other methods: `pgfed methods` lists them.")
     return steps

@@ -23,7 +23,7 @@ from pgfed.report.tables.cells import (
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Curve, Group, Method
-from pgfed.results.formats import NONE, axis, meaning, sentence, size
+from pgfed.results.formats import NONE, axis, meaning, sentence, settings, size
 from pgfed.results.gains.clients import Gain
 from pgfed.results.statistics import Comparison
 from pgfed.results.verdict import last_rounds
@@ -135,7 +135,7 @@ def _standing_columns(relative: str, group: Group) -> list[Column[_Standing]]:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A method and what it is compared with to learn what its objective adds."""
+    """A method and what it is compared with to learn what it adds."""
 
     method: Method
     control: Method | None
@@ -143,7 +143,7 @@ class _Trial:
 
 
 def control(group: Group) -> Table:
-    """What a method's own objective itself contributes."""
+    """What a method itself contributes."""
 
     def trial(method: Method) -> _Trial:
         other = group.control(method)
@@ -153,22 +153,20 @@ def control(group: Group) -> Table:
     return fill(
         "control",
         f"A control is trained and scored alike, without what the method claims{_switched(group)}. "
-        "The difference is what the method's own objective contributes.",
+        "The difference is what the method itself contributes.",
         _trial_columns(group.metric),
         [(method.label, trial(method)) for method in group.methods if method.has_control],
     )
 
 
 def _switched(group: Group) -> str:
-    """In brackets: which settings switch it off."""
-    controls = (method.about.control or {} for method in group.methods if method.has_control)
-    said = (
-        f"{key} = {value:g}" if isinstance(value, int | float) else f"{key} = {value}"
-        for one in controls
-        for key, value in one.items()
-    )
-    settings = dict.fromkeys(said)
-    return f" ({', '.join(settings)})" if settings else ""
+    """In brackets: the settings of the controls, and whose they are."""
+    whose: dict[str, list[str]] = {}
+    for method in group.methods:
+        if method.has_control:
+            whose.setdefault(settings(method.without), []).append(method.label)
+    said = [f"{without} of {', '.join(labels)}" for without, labels in whose.items()]
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def _trial_columns(metric: Metric) -> list[Column[_Trial]]:

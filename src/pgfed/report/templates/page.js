@@ -161,9 +161,9 @@
       && a.y.every((value, k) => value !== null && b.y[k] !== null && Math.abs(value - b.y[k]) <= tolerance);
   }
 
-  // Move labels apart, each as little as need be.
+  // Move labels apart, each as little as need be, in the order in which the lines end.
   function spread(labels, height) {
-    labels.sort((a, b) => a.top - b.top);
+    labels.sort((a, b) => b.y - a.y || a.top - b.top);
     let free = -LINE;
     for (const label of labels) {
       label.top = Math.max(label.top, free);

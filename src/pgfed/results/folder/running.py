@@ -58,6 +58,20 @@ class Progress:
         return lines
 
 
+def seconds_left(progress: list[Progress]) -> float | None:
+    """By the rounds so far; None before the first.
+
+    What trains to its end in one round does not count: the others are not that long.
+    """
+    most = max(one.rounds for one in progress)
+    usual = [one for one in progress if one.rounds == most]
+    done = sum(one.done for one in usual)
+    if not done:
+        return None
+    left = sum(one.rounds - one.done for one in progress)
+    return sum(one.history.seconds for one in usual) / done * left
+
+
 class Watched:
     """A run folder that may still grow; files that did not change are not read again."""
 
@@ -117,10 +131,7 @@ class Standing:
     @property
     def seconds_left(self) -> float | None:
         """By the rounds so far; None before the first, and where nobody runs it."""
-        if not self.done or self.state != "running":
-            return None
-        so_far = sum(one.history.seconds for one in self.progress)
-        return so_far / self.done * (self.total - self.done)
+        return seconds_left(self.progress) if self.state == "running" else None
 
     @property
     def current(self) -> Progress | None:
