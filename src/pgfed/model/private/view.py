@@ -26,7 +26,7 @@ from pgfed.data.federation import Shard
 from pgfed.model.flat import Stepped
 from pgfed.model.private import policy as kinds
 from pgfed.model.private.gradients import Losses, pieces
-from pgfed.model.private.noise import Source, drawn, normals
+from pgfed.model.private.noise import Keyed, Source, drawn, normals
 from pgfed.model.private.policy import MARGIN, Meter, Policy
 from pgfed.model.private.units import PrivateShard, SamplesAsked, Units
 from pgfed.model.task import EVALUATION_BATCH, Beside, Streams, Task
@@ -311,6 +311,20 @@ class PrivateTask(Task):
 
     def _refuse(self, call: str) -> NoReturn:
         raise SamplesAsked(f"{self._who} asks for task.{call}, which privacy does not give")
+
+
+def sealed(plain: Task, size: int, who: str) -> tuple[PrivateTask, PrivateShard]:
+    """The task and data for what must follow from messages and releases alone: there are no
+    samples, and nothing more is released."""
+    rules = Policy(size, 1.0, noise={}, loss_scale=1.0)
+    view = PrivateTask(plain, rules, Keyed(), Meter(), who=who, offers_home=False)
+    return view, PrivateShard(nothing(plain), size, who)
+
+
+def nothing(task: Task) -> Units:
+    """No units, of the right form."""
+    empty = torch.zeros(0, *task.input_shape, dtype=task.input_type)
+    return Units(Shard(empty, torch.zeros(0, dtype=torch.int64)))
 
 
 def clipped(vectors: Tensor) -> Tensor:
