@@ -147,7 +147,7 @@ class PrivateTask(Task):
             return torch.tensor(NOTHING)
         policy, units = self.policy, ticket.data.units
         chosen = torch.from_numpy(drawn(self._source, len(units), ticket.q)).to(self.device)
-        total = torch.zeros(self.d, device=self.device)
+        total = self._sum()
         for piece in pieces(
             self,
             theta,
@@ -215,9 +215,9 @@ class PrivateTask(Task):
         """(mean loss, its gradient) over all units, both noisy: each unit's gradient over C and
         its loss over L are one vector, no longer than 1."""
         self.meter.add(kinds.PASS)
-        total = torch.zeros(self.d, device=self.device)
         if self._dry:
-            return 0.0, total
+            return 0.0, torch.zeros(self.d, device=self.device)
+        total = self._sum()
         policy, units = self.policy, _own(data).units
         loss = torch.zeros(1, dtype=torch.float64, device=self.device)
         every = torch.arange(len(units), device=self.device)
@@ -287,6 +287,10 @@ class PrivateTask(Task):
         """The noisy sum of a row per unit, each no longer than 1."""
         bounded = clipped(vectors)
         return self._noisy(bounded.sum(0), self.policy.sigma(kind))
+
+    def _sum(self) -> Tensor:
+        """Of gradients, at its beginning."""
+        return torch.zeros(self.d, dtype=torch.float64, device=self.device)
 
     def _noisy(self, total: Tensor, deviation: float) -> Tensor:
         """With noise of this deviation, added in double precision and rounded to single: finer
