@@ -51,16 +51,17 @@ def ledger_of(folder: SiteFolder, data: str = "", at: Path | None = None) -> Led
     where = where.resolve()
     found = Ledger(beside).elsewhere or (beside if Ledger(beside).exists else where)
     if where != found:
+        advice = "leave the key out, or move that folder there" if found == beside else "name that"
         raise UserError(
-            f"privacy.ledger: found {table.ledger or 'none'}, but {found} holds a ledger of these records; "
-            + ("leave the key out, or move that folder there" if found == beside else "name that")
+            f"privacy.ledger: found {table.ledger or 'none'}, but {found} holds a ledger of these "
+            f"records; {advice}"
         )
     _check_parts(place)
     return Ledger(where, folder.states / NOTE, beside)
 
 
 def _beside(place: Path) -> Path:
-    return place.with_name(f"{place.name}.privacy")
+    return place.parent / f"{place.name}.privacy"
 
 
 def _check_parts(place: Path) -> None:
