@@ -28,8 +28,9 @@ from pgfed.federation.site import ledger as ledgers
 from pgfed.federation.site.answers import Site
 from pgfed.federation.site.house import FAILED
 from pgfed.federation.site.ledger import Ledger
-from pgfed.methods import Message, Rng, State, Task, sgd
+from pgfed.methods import ClientInfo, Message, Rng, State, Task, Update, sgd
 from pgfed.methods.fedavg import FedAvg
+from pgfed.methods.local import Local
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +84,7 @@ def test_a_part_of_the_records_has_no_budget_of_its_own(folder):
 def test_two_processes_tell_one_count_of_classes(tmp_path):
     """Both have drawn noisy counts when the first one's leave: the second draws no others."""
     frame = {"frame": "serving"}
-    made = small.make(
-        tmp_path, methods=["fedavg", "fedprox"], cohort=1.0, rounds=2, personal=frame
-    )
+    made = small.make(tmp_path, methods=["fedavg", "fedprox"], cohort=1.0, rounds=2, personal=frame)
     folder = placed(made, tmp_path / "own")
     one, two = opened(folder), opened(folder)
     message = {**start(one), "personal.counts": 1}
@@ -182,6 +181,16 @@ class TunesLater(Tunes):
         return super().personal_model(task, state, public, data, rng) if rng.round == 2 else w
 
 
+@dataclass(frozen=True, kw_only=True)
+class SendsNothing(Local):
+    """Says that nothing of it leaves, so that nothing is charged; and is asked to share."""
+
+    name = "sends-nothing"
+
+    def share(self, state: State, client: ClientInfo) -> Update:
+        return {"w": state["w"], "n": client.n}
+
+
 def own(tmp_path: Path, cls: type, table: str = EPSILON) -> Path:
     name = f"{__name__}:{cls.__name__}"
     made = small.make(tmp_path, methods=[name], cohort=1.0, rounds=2)
@@ -211,6 +220,20 @@ def test_a_class_that_deceives_the_dry_run_gives_no_model_and_no_score(tmp_path)
     assert ask(site, "personal", begin, copy=True, **asked)[1] == {}
     assert error(ask(site, "score", begin, **asked)) == FAILED
     assert "score" not in kinds(folder)
+
+
+def test_a_class_that_is_not_charged_shares_nothing(tmp_path):
+    """It is trained on exact gradients: its model must not leave by another door."""
+    folder = own(tmp_path, SendsNothing)
+    site = opened(folder)
+    (name,) = (m for m in site.methods if m != "local")
+    for method in (name, "local"):
+        asked = {"method": method, "alone": False}
+        assert "error" not in ask(site, "train", {}, **asked)[0]
+        told = error(ask(site, "share", {}, base=1, round=2, **asked))
+        assert told in ("of this method nothing is shared after the last round", FAILED)
+        assert ask(site, "personal", {}, base=1, copy=True, **asked)[1] == {}
+    assert kinds(folder) == ["open"]
 
 
 # -- the rest of what leaves -------------------------------------------------------------------
@@ -250,6 +273,36 @@ def test_a_declared_number_of_test_units_stays(folder):
     private(folder, EPSILON + "size_test = 7\n")
     with pytest.raises(UserError, match=r"privacy\.size_test: found 7, and the ledger was opened"):
         opened(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("run_epsilon = 7.0\n", r"privacy\.run_epsilon: found 7; allowed: up to privacy\.epsilon"),
+        ('without = ["fedavg"]\n', r"privacy\.without: is for simulations"),
+    ],
+)
+def test_a_key_that_a_site_cannot_have_is_refused(folder, key, named):
+    private(folder, EPSILON + key)
+    with pytest.raises(UserError, match=named):
+        opened(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"delta": 1e-4}, "--epsilon: missing"),
+        ({"epsilon": 9.0}, "--reason: missing"),
+        ({"epsilon": 9.0, "reason": "agreed"}, "no ledger is open; `pgfed privacy open`"),
+    ],
+)
+def test_a_command_that_is_refused_makes_nothing(folder, arguments, named):
+    for call in (command.ledger, command.repair):
+        with pytest.raises(UserError):
+            call(folder)
+    with pytest.raises(UserError, match=named):
+        command.open_(folder, **arguments)
+    assert not ledger(folder).parent.exists()
 
 
 def test_what_is_agreed_to_says_what_leaves_under_privacy(folder):

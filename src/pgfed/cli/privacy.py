@@ -204,6 +204,7 @@ def repair(
     if not reason:
         raise UserError("--reason: missing; the ledger keeps why it was repaired")
     folder, book = _book(site)
+    _check_exists(book)
     table = folder.file.private
     line = ledgers.repair(book, reason, table.epsilon or 0.0, table.delta if table.on else 0.0)
     print(f"{book.folder}: epsilon {line['epsilon']:.3f} counts as spent; nothing is left")

@@ -282,6 +282,7 @@ class Site:
         state = self._load(head, states, base)
         side = self._under(head, side)
         (share,) = side.call("share", self.client, round, state, parts["message"])
+        arriving.check_shared(side, self.client, parts["message"], share)
         return {}, {"share": share}
 
     def _personal(self, head: Head, parts: Parts, node: int) -> tuple[Head, Parts]:
