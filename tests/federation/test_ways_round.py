@@ -31,6 +31,7 @@ from pgfed.federation.site.ledger import Ledger
 from pgfed.methods import ClientInfo, Message, Rng, State, Task, Update, sgd
 from pgfed.methods.fedavg import FedAvg
 from pgfed.methods.local import Local
+from pgfed.results.kept import manifest as manifests
 
 
 @pytest.fixture(scope="module")
@@ -318,6 +319,22 @@ def test_what_is_agreed_to_says_what_leaves_under_privacy(folder):
     assert "epsilon 2 of 6" in asked()
     assert "noisy and charged, accuracy" in asked()
     assert "seconds" not in asked()
+
+
+def test_what_stays_says_what_privacy_covers(folder):
+    """The manifest, for `pgfed export`, and the site's own page."""
+    site = opened(folder)
+    trained(site)
+    ask(site, "score", start(site), base=2, round=2)  # of the model that was trained alone
+    ask(site, "personal", start(site), base=2, round=2)
+    (place,) = (folder / "models").rglob("manifest.json")
+    found = manifests.read(place.parent)
+    spent = lines(folder)[1]["epsilon"]
+    assert found.promised == f"covered by privacy: epsilon {spent}, delta 0.001, per record"
+    open_to_all = found.model_copy(update={"privacy": {**found.privacy, "covered": False}})
+    assert "may reveal training records" in open_to_all.promised
+    assert found.model_copy(update={"privacy": None}).promised is None
+    assert "who publishes them" in (folder / "report.html").read_text()
 
 
 # -- a full disk -------------------------------------------------------------------------------
