@@ -157,7 +157,7 @@ class Site:
         arriving.check_leaving(side, message, update, limit, self.file.max_step)
         reply: Head = {"seconds": seconds, "afresh": afresh}
         if self._private is not None:
-            reply["ledger"] = self._private.end
+            reply |= self._private.told
         if field(head, "alone", bool):
             reply["alone_seconds"] = 0.0
             with self._at_home():

@@ -356,12 +356,15 @@ class Private:
             if echo and not self._knows(entries, str(echo)):
                 raise Refused(f"this site's ledger is older than the server knows it; {OLD}")
         sizes = {"n_train": self.size, "n_validation": 0, "n_test": self.size_test}
+        return {**sizes, **self._told(entries)}
+
+    def _told(self, entries: Entries) -> dict[str, Any]:
         (epsilon, delta), (spent, _) = entries.budget, entries.reserved
         said = (  # for the server's report
             f"epsilon {epsilon:g}, of which {spent:.2f} reserved, delta {delta:g}, "
             f"per {self._unit}, {self.size} declared"
         )
-        return {**sizes, "privacy": said, "ledger": entries.end}
+        return {"privacy": said, "ledger": entries.end}
 
     def _knows(self, entries: Entries, echo: str) -> bool:
         """What is not known is noted, for `repair` to count it in."""
@@ -373,10 +376,10 @@ class Private:
         return False
 
     @property
-    def end(self) -> str:
-        """How the ledger ends."""
+    def told(self) -> dict[str, Any]:
+        """With each round: what has been spent by now, and how the ledger ends."""
         with self.ledger.locked() as entries:
-            return entries.end
+            return self._told(entries)
 
     def facts(self, run: str, method: str) -> dict[str, Any]:
         """For the manifest of a model that stays here, and for the server's report."""
