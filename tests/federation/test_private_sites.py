@@ -63,6 +63,9 @@ def check(folder: FederationFolder) -> None:
     (found,) = group([load(folder.run)])
     said = [row[2].text for row in tables.spent(found).rows]
     assert [text.split(",")[0] for text in said] == ["epsilon 8", "epsilon 3", "epsilon 5"]
+    # What the run has taken, and not what was taken when the sites greeted.
+    for text, plan in zip(said, plans, strict=True):
+        assert f"of which {plan['epsilon']:.2f} reserved" in text
     assert "used up" in str(dropped(found).rows)
 
 

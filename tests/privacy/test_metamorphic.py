@@ -16,6 +16,8 @@ from pgfed.engine.privacy import Protection
 from pgfed.methods import fedala
 from pgfed.methods.registry import METHODS, get
 from pgfed.methods.settings import PersonalConfig
+from pgfed.model.private import view
+from pgfed.model.private.view import PrivateTask, Ticket
 from pgfed.testing import TRAIN, make, outcome, small_model, started, trivial_federation
 from pgfed.testing.private import allowed, protect
 from privacy.material import mlp, noisy_gradient, policy, samples
@@ -52,6 +54,48 @@ def test_without_noise_and_bound_it_is_the_plain_method_on_whole_batches(
             )
         with started(algorithm, backend, protection=protection, rounds=3) as run:
             found.append(outcome(run))
+    for key, value in found[0].items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            assert torch.allclose(value, found[1][key], rtol=1e-4, atol=1e-5), key
+
+
+# A step takes one gradient: draws can be put in the place of batches one by one.
+ONE_GRADIENT = ["fedavg", "fedprox", "scaffold", "feddyn", "fedper", "ditto", "mr-mtl", "fedamp"]
+
+
+@pytest.mark.parametrize("method", ONE_GRADIENT)
+def test_with_plain_batches_for_draws_it_is_the_plain_method(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty records in batches of eight: nothing is dropped, and q times size is a batch."""
+    asked: list[Ticket] = []
+    ticket = PrivateTask._ticket
+
+    def remembered(self: PrivateTask, x: object) -> Ticket:
+        asked.append(ticket(self, x))
+        return asked[-1]
+
+    def batch(source: object, n: int, q: float) -> Any:
+        one = asked[-1]
+        order = one.rng.permutation(n, one.purpose, one.epoch).numpy()
+        return order[one.place * one.batch :][: one.batch]
+
+    monkeypatch.setattr(PrivateTask, "_ticket", remembered)
+    monkeypatch.setattr(view, "drawn", batch)
+    found = []
+    for private in (False, True):
+        algorithm, backend = make(get(method), {}), Serial(other(49, 1), small_model)
+        protection = private and protect(
+            algorithm,
+            backend.task(3),
+            backend.federation,
+            sigma=0.0,
+            clip=math.inf,
+            sizes=dict.fromkeys(range(6), 40),
+        )
+        with started(algorithm, backend, protection=protection or None, rounds=2) as run:
+            found.append(outcome(run))
+    assert asked, "nothing was drawn"
     for key, value in found[0].items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             assert torch.allclose(value, found[1][key], rtol=1e-4, atol=1e-5), key

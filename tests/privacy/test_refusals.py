@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from pgfed.config.experiment import from_dict
 from pgfed.data.federation import Federation, Shard
+from pgfed.engine.client import ClientError
+from pgfed.engine.runs import execute
 from pgfed.engine.setup import Setup, prepare
 from pgfed.errors import UserError
 from pgfed.methods import Algorithm, Message, Rng, State, Task, Update, sgd
+from pgfed.methods.fedavg import FedAvg
 from pgfed.model.kinds import Classes
 from pgfed.model.networks import Factory
 from pgfed.model.private.checks import check_model
@@ -125,21 +128,36 @@ def test_a_frozen_batch_norm_passes() -> None:
     assert ready({}, frozen_and_tied_model).privacy is not None
 
 
-def test_a_model_that_writes_a_buffer_is_refused() -> None:
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_model_that_writes_a_buffer_is_refused(sent: bool) -> None:
+    """What is not sent itself reaches the gradients of other samples."""
+
     class Remembers(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(4, 2)
-            self.register_buffer("last", torch.zeros(4))
+            self.register_buffer("last", torch.zeros(4), persistent=sent)
 
         def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layer(x + self.last)
             if self.training:
                 self.last.copy_(x.detach().mean(0))
-            out: Tensor = self.layer(x)
             return out
 
     with pytest.raises(UserError, match="changes a buffer"):
         ready({}, lambda shape, outputs: Remembers())
+
+
+def test_a_mask_that_is_made_once_passes() -> None:
+    class Masks(nn.Linear):
+        mask: Tensor | None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if getattr(self, "mask", None) is None:
+                self.register_buffer("mask", torch.ones(x.shape[1]), persistent=False)
+            return super().forward(x * self.mask)
+
+    assert ready({}, lambda shape, outputs: nn.Sequential(Masks(4, outputs))).privacy is not None
 
 
 def test_patients_are_the_unit_where_the_data_names_them() -> None:
@@ -196,6 +214,39 @@ def test_a_method_of_ones_own_that_goes_round_is_refused(cls: type, call: str) -
     name = f"{cls.__module__}:{cls.__name__}"
     with pytest.raises(UserError, match=f"cannot be run with privacy: .*{call}"):
         ready({"methods": [name]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunesAtTheEnd(FedAvg):
+    """Is fine-tuned, and has the word that it may leave from what it follows."""
+
+    name = "tunes"
+
+    def personal_model(
+        self, task: Task, state: State, public: Message, data: Shard, rng: Rng
+    ) -> Tensor:
+        return sgd(task, public["w"], data, rng, self.train)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeeksLater(FedAvg):
+    """Behaves until it has seen the dry run."""
+
+    name = "peeks-later"
+
+    def personal_model(
+        self, task: Task, state: State, public: Message, data: Shard, rng: Rng
+    ) -> Tensor:
+        w: Tensor = public["w"]
+        return w + data.y.float().mean() if rng.round > 3 else w
+
+
+def test_a_model_that_is_called_covered_is_made_without_samples() -> None:
+    with pytest.raises(UserError, match="makes it of samples in personal_model; say covered"):
+        ready({"methods": [f"{__name__}:TunesAtTheEnd"]})
+    setup = ready({"methods": [f"{__name__}:PeeksLater"], "rounds": 5})
+    with pytest.raises(ClientError, match=r"asks for data\.y, which privacy does not give"):
+        execute(setup, [])
 
 
 class Recurrent(nn.Module):

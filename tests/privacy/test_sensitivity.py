@@ -100,11 +100,28 @@ def test_the_bound_is_reached() -> None:
     assert CLIP * 0.999 < float(moved) <= CLIP
 
 
+@pytest.mark.parametrize("patients", [True, False])
+def test_the_bound_holds_in_long_sums(patients: bool) -> None:
+    """In single precision the one unit takes the sum of 2,047 others over 1,024, where every one
+    of 2,000 small units is rounded up instead of down: together they move it by 1.12."""
+    small = 1.25 * 2.0**-14  # between one and two of the last places below 1,024
+    others = [0.5] * 2047 + [small] * 2000
+    sums = []
+    for first in (0.0, 1.0):
+        x = torch.tensor([first, *others])[:, None]
+        shard = Shard(x, torch.zeros(len(x), dtype=torch.int64))
+        group = np.arange(len(x)) if patients else None
+        found = noisy_gradient(linear(1), shard, policy(4096, clip=1.0), group=group)
+        sums.append(float(found.double()) * 4096)
+    rounding = 2.0**-13  # of the whole to single precision, which noise hides
+    assert 0.999 < abs(sums[1] - sums[0]) <= 1.0 + rounding
+
+
 def clipping_the_batch(
     task: Task, theta: Tensor, units: Units, chosen: Tensor, **more: Any
 ) -> Iterator[Piece]:
     """A mutant: the mean over the draw is one unit, and its length is what is bounded."""
-    whole, n = torch.zeros(task.d), 0
+    whole, n = torch.zeros(task.d, dtype=torch.float64), 0
     for piece in pieces(task, theta, units, chosen, **more):
         piece.add(torch.ones(len(piece.norms)), whole)
         n += len(piece.norms)

@@ -45,6 +45,13 @@ def test_the_first_line_says_what_the_evidence_carries(change: dict[str, Any], s
     assert said in headline([{**ROW, **change}], ACCURACY)[0]
 
 
+@pytest.mark.parametrize(("covered", "sentences"), [("", 0), ("True", 1), ("False", 2)])
+def test_exact_numbers_under_privacy_are_for_inside(covered: str, sentences: int) -> None:
+    shown = words(site_page([{**ROW, "covered": covered}], ACCURACY))
+    said = ("these numbers are exact: they are for inside", "who gives away the model of pgfed")
+    assert [text in shown for text in said] == [sentences > 0, sentences > 1]
+
+
 def test_the_page_is_whole_without_figures(tmp_path: object) -> None:
     worse = {**ROW, "method": "fedavg", "gain": "0.01", "clearly": "no"}
     text = site_page([worse, ROW], ACCURACY)

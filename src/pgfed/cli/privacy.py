@@ -16,9 +16,10 @@ from pgfed.errors import UserError
 if TYPE_CHECKING:
     from pgfed.engine.setup import Setup
     from pgfed.federation.folders.folder import SiteFolder
-    from pgfed.federation.site.ledger import Entries, Ledger
+    from pgfed.federation.site.ledger import Entries, Ledger, Line
     from pgfed.privacy.planning import Plan
 
+NONE = "`pgfed privacy open`, or the site's start, opens it"
 SiteDir = Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.")]
 
 
@@ -128,6 +129,7 @@ def ledger(site: SiteDir, as_json: AsJson = False) -> None:
     from pgfed.cli.terminal.tables import console, table
 
     _, book = _book(site)
+    _check_exists(book)
     with book.locked() as entries:
         if as_json:
             print(json.dumps(entries.lines, indent=2))
@@ -161,6 +163,12 @@ def open_(
     """Open the ledger of a site, as its site.toml has it; or change its budget."""
     folder, book = _book(site)
     if epsilon is None:
+        if delta is not None or reason:
+            raise UserError(
+                "--epsilon: missing; --delta and --reason change a budget, of which it is a part"
+            )
+        if not folder.file.private.on:
+            raise UserError(f"privacy.epsilon: missing in {site / 'site.toml'}; give a budget")
         from pgfed.federation.site.answers import Site
 
         Site(folder)
@@ -172,12 +180,13 @@ def open_(
 
     if not reason:
         raise UserError("--reason: missing; the ledger keeps why its budget was changed")
+    _check_exists(book)
     with book.locked() as entries:
-        if entries.opened is None:
-            raise UserError(f"{book.folder}: no ledger is open; leave --epsilon out to open it")
-        changed = replace(folder.file.private, epsilon=epsilon, delta=delta or entries.budget[1])
+        opened = _opened(book, entries)
+        same = entries.budget[1] if delta is None else delta
+        changed = replace(folder.file.private, epsilon=epsilon, delta=same)
         check_bounds(changed, "privacy")
-        check_delta(changed, int(entries.opened["size"]))
+        check_delta(changed, int(opened["size"]))
         book.append(entries, "budget", epsilon=changed.epsilon, delta=changed.delta, reason=reason)
         _shown(book, entries)
     print(
@@ -194,23 +203,37 @@ def repair(
 
     if not reason:
         raise UserError("--reason: missing; the ledger keeps why it was repaired")
-    _, book = _book(site)
-    line = ledgers.repair(book, reason)
+    folder, book = _book(site)
+    _check_exists(book)
+    table = folder.file.private
+    line = ledgers.repair(book, reason, table.epsilon or 0.0, table.delta if table.on else 0.0)
     print(f"{book.folder}: epsilon {line['epsilon']:.3f} counts as spent; nothing is left")
 
 
 def _book(site: Path) -> tuple[SiteFolder, Ledger]:
     from pgfed.federation.folders.folder import SiteFolder
-    from pgfed.federation.site.private import ledger_of
+    from pgfed.federation.site.ledger import ledger_of
 
     folder = SiteFolder(site)
+    if not folder.file.data:
+        raise UserError(f"data: missing in {site / 'site.toml'}; the ledger lies beside the data")
     return folder, ledger_of(folder)
 
 
+def _check_exists(book: Ledger) -> None:
+    """Before anything is made where nothing is to be changed."""
+    if not book.exists and book.seen() is None:
+        raise UserError(f"{book.folder}: no ledger is open; {NONE}")
+
+
+def _opened(book: Ledger, entries: Entries) -> Line:
+    if entries.opened is None:  # its first line was cut short
+        raise UserError(f"{book.folder}: no ledger is open; {NONE}")
+    return entries.opened
+
+
 def _shown(book: Ledger, entries: Entries) -> None:
-    opened = entries.opened
-    if opened is None:
-        raise UserError(f"{book.folder}: no ledger is open")
+    opened = _opened(book, entries)
     (epsilon, delta), (spent, _) = entries.budget, entries.reserved
     print(f"{book.folder}: {len(entries.lines)} lines, ends {entries.head[:16]}")
     print(

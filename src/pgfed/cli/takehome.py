@@ -232,6 +232,8 @@ def export(
     opened = find_model(model, client, method, seed, trusted)
     done = exported(opened, format.value, out, whole=whole, replace=overwrite, allowed=trusted)
     print(f"{done.path}: gives the same outputs (largest difference {done.difference:.1g})")
+    if (promised := opened.manifest.promised) is not None:
+        print(f"{done.path}: {promised}")
 
 
 def onboard(

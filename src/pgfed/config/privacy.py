@@ -80,3 +80,13 @@ class SitePrivacy(Privacy):
         Annotated[float, Gt(0), Le(1000)] | None,
         "what one run may spend of epsilon; all that is left",
     ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.without:
+            raise UserError("privacy.without: is for simulations; at a site nothing leaves without")
+        if self.run_epsilon is not None and self.run_epsilon > (self.epsilon or 0.0):
+            raise UserError(
+                f"privacy.run_epsilon: found {self.run_epsilon:g}; allowed: up to privacy.epsilon, "
+                f"found {self.epsilon}"
+            )

@@ -6,7 +6,7 @@ import ctypes
 import gc
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,8 +25,10 @@ from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
 from pgfed.methods.randomness import Rng, generator, torch_stream
 from pgfed.methods.values import Kind, Message, State, Update
-from pgfed.model.private.view import PrivateTask
+from pgfed.model.private.view import PrivateTask, sealed
 from pgfed.model.task import Task
+
+View = Callable[[Tensor | None], Task]  # of an offset: the task for a client's steps
 
 
 class ClientError(Exception):
@@ -223,10 +225,13 @@ class ClientSide:
 
     def _personal(self, client: int, round: int, state: State | None, public: Message) -> Tensor:
         data = self.federation.train(client)
+        view: View = partial(self._view, data)
+        if self.protection is not None and self.algorithm.covered:
+            view, data = self._sealed(client, view)
         return own.personal_model(
             self.algorithm,
             self.task,
-            lambda offset: self._view(data, offset),
+            view,
             self._begun(client, state),
             public,
             data,
@@ -235,6 +240,12 @@ class ClientSide:
             validation=self.federation.validation(client),
             untouched=state is None,
         )
+
+    def _sealed(self, client: int, view: View) -> tuple[View, Shard]:
+        """For a model that may leave: it is made without samples, or not at all."""
+        known = self.trains_on(client), self.algorithm.name
+        _, data = sealed(self.task, *known)
+        return lambda offset: sealed(view(offset), *known)[0], data
 
     def class_counts(self, client: int) -> Tensor:
         """Of its training data; under privacy as it has told them."""

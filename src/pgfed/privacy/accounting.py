@@ -47,6 +47,11 @@ class Spent:
         return f"{math.ceil(self.epsilon * 100 - 1e-9) / 100:.2f}"
 
 
+def check_installed() -> None:
+    """Refuse to begin where nothing can be counted."""
+    _accountants()
+
+
 def spent(history: History, delta: float) -> Spent:
     """What these releases come to, in any order."""
     return _spent(tuple(_merged(history)), delta)

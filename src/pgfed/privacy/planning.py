@@ -12,14 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-
 from pgfed.config.privacy import Privacy
-from pgfed.data.federation import Shard
 from pgfed.errors import UserError
 from pgfed.methods.averaging import Mean
 from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
 from pgfed.methods.randomness import Rng, ServerRng, draw_cohort
+from pgfed.methods.values import Message, State
 from pgfed.model.layout import Layout
 from pgfed.model.private.noise import Keyed
 from pgfed.model.private.policy import (
@@ -30,9 +28,10 @@ from pgfed.model.private.policy import (
     Policy,
     Releases,
     Unit,
+    Unplanned,
 )
-from pgfed.model.private.units import PrivateShard, SamplesAsked, Units
-from pgfed.model.private.view import PrivateTask
+from pgfed.model.private.units import PrivateShard, SamplesAsked
+from pgfed.model.private.view import PrivateTask, nothing, sealed
 from pgfed.model.task import Task
 from pgfed.privacy import accounting
 from pgfed.privacy.accounting import Spent
@@ -86,8 +85,7 @@ def dry_run(
     """What a participation of a client that says it has ``size`` units releases at most."""
     who = algorithm.name
     policy = Policy(size, table.clip, {}, 1.0, personal=table.personal)
-    empty = torch.zeros(0, *task.input_shape, dtype=task.input_type)
-    units = Units(Shard(empty, torch.zeros(0, dtype=torch.int64)))
+    units = nothing(task)
     w0 = task.initial()
     known = replace(info, start=lambda k: w0.clone(), samples=(size,) * info.clients)
     clients = [0, 1] if info.clients > 1 else [0]
@@ -106,7 +104,25 @@ def dry_run(
             states[i], updates[i] = now.local_update(view, states[i], message, data, Rng(0, i, t))
             most |= view.meter.releases
         server = now.aggregate(server, updates, Mean(), rng)
+    if algorithm.covered:
+        for i in clients:
+            _check_covered(algorithm, task, states[i], algorithm.public(server), i, size)
     return most
+
+
+def _check_covered(
+    algorithm: Algorithm, task: Task, state: State, public: Message, client: int, size: int
+) -> None:
+    """A model that may leave must be made without samples: a class may have the word from another
+    that it follows, and not what it stands for."""
+    view, data = sealed(task, size, algorithm.name)
+    try:
+        algorithm.personal_model(view, state, public, data, Rng(0, client, 3))
+    except (SamplesAsked, Unplanned):
+        raise SamplesAsked(
+            f"{algorithm.name} says that its personal model is covered, and makes it of samples "
+            "in personal_model; say covered = False"
+        ) from None
 
 
 def is_ours(algorithm: Algorithm) -> bool:

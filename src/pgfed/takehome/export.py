@@ -104,7 +104,8 @@ def _about(model: Model) -> dict[str, Any]:
         *("method", "round", "seed", "input_shape", "classes", "targets", "normalisation"),
         *("table", "image_size", "sha256"),
     )
-    return {key: model.entry[key] for key in wanted}
+    told = {"privacy": model.entry["privacy"]} if model.entry.get("privacy") else {}
+    return {key: model.entry[key] for key in wanted} | told
 
 
 def _random(n: int, model: Model, whole: bool) -> Tensor:

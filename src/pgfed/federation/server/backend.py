@@ -284,7 +284,7 @@ class Flower(Backend):
             facts.seconds = time.monotonic() - sent
             facts.work_seconds = _seconds(head, "seconds")
             facts.bytes_up = records.size(reply.content)
-            self._seats.pins.saw(client, head.get("ledger"))
+            self._seats.told(client, head)
             if asked["alone"]:
                 facts.more["alone_seconds"] = _seconds(head, "alone_seconds")
             if head.get("afresh") is True:

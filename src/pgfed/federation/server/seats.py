@@ -159,7 +159,6 @@ class Seats:
                 self._status.tell(f"{self._status.name(client)} was not seated: {error}")
             self._why[node] = str(error)
             return
-        self.pins.saw(client, head.get("ledger"))
         self._node[client] = node
         self._status.doing(client, "")
         if changed:
@@ -167,10 +166,15 @@ class Seats:
         n = [head[f"n_{part}"] for part in ("train", "validation", "test")]
         self.federation.bounds[client] = np.cumsum([0, *n])
         self.facts[client] = {k: str(head.get(k))[:80] for k in (*PINNED, "machine")}
-        self.facts[client]["privacy"] = str(head.get("privacy", "none"))[:200]
         del self.facts[client]["data"]
+        self.told(client, head)
         name = self._status.name(client)
         self._status.tell(f"{name} is here: {n[0]} samples to train on, {n[2]} to test on")
+
+    def told(self, client: int, head: Head) -> None:
+        """What a site says of its privacy, when it greets and with each round: for the report."""
+        self.pins.saw(client, head.get("ledger"))
+        self.facts.setdefault(client, {})["privacy"] = str(head.get("privacy", "none"))[:200]
 
     def _check(self, head: Head, node: int, nonce: str) -> int:
         client: int = field(head, "client", int)

@@ -151,12 +151,13 @@ class Site:
             update, seconds = self._train_privately(head, parts, side, states, base), 0.0
         else:
             update, seconds = self._train_one(side, states, round, base, parts)
+            seconds = 0.0 if self._private else seconds
         limit = int(update.get("n", 0)) if self._private else side.trains_on(self.client)
         message = side.opened(parts["message"])
         arriving.check_leaving(side, message, update, limit, self.file.max_step)
         reply: Head = {"seconds": seconds, "afresh": afresh}
         if self._private is not None:
-            reply["ledger"] = self._private.end
+            reply |= self._private.told
         if field(head, "alone", bool):
             reply["alone_seconds"] = 0.0
             with self._at_home():
@@ -281,6 +282,7 @@ class Site:
         state = self._load(head, states, base)
         side = self._under(head, side)
         (share,) = side.call("share", self.client, round, state, parts["message"])
+        arriving.check_shared(side, self.client, parts["message"], share)
         return {}, {"share": share}
 
     def _personal(self, head: Head, parts: Parts, node: int) -> tuple[Head, Parts]:
@@ -291,10 +293,10 @@ class Site:
         with self._at_home():
             state = self._load(head, states, base)
             (result,) = side.call("personal", self.client, round, state, parts["message"])
-            metrics = self._write_model(head, parts, side, state, result["w"])
             covered = self._private is None or self._private.covered(head["method"])
             if field(head, "copy", bool) and self.file.share_model and covered:
-                results["personal"] = result
+                results["personal"] = result  # also if what is kept of it here cannot be
+            metrics = self._write_model(head, parts, side, state, result["w"])
             if self._private is None:  # else exact scores stay
                 results["metrics"] = metrics
         return {}, results

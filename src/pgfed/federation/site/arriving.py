@@ -65,6 +65,16 @@ def check_leaving(
         raise Refused(f"what training gave does not leave this site: {why}")
 
 
+def check_shared(side: ClientSide, client: int, message: State, share: State) -> None:
+    """Refuse to give after the last round what the method does not declare."""
+    declared = side.algorithm.shares_of(side.task.layout)
+    if not declared:
+        raise Refused("of this method nothing is shared after the last round")
+    why = refusal(declared, side.form, message, share, side.trains_on(client))
+    if why is not None:
+        raise Refused(f"what would be shared does not leave this site: {why}")
+
+
 def question(head: Head, parts: Mapping[str, State]) -> str:
     """By which a question is known again."""
     asked = {k: v for k, v in head.items() if k != "ticket"}

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from pgfed.config.description import LEAVES, leaving, leaving_once
+from pgfed.config.privacy import SitePrivacy
 from pgfed.config.tables import Experiment
 from pgfed.data.federation import Federation
 from pgfed.engine import personal
@@ -163,13 +164,33 @@ def asks(folder: SiteFolder, experiment: Experiment, methods: Mapping[str, Algor
             lines.append(f"    and once, in its first round: {key}: {LEAVES[kind]}")
         if once:
             lines += ["    and once, after the last round:", *(f"    {line}" for line in once)]
-    lines.append(
-        "besides: how many samples there are; loss and metrics on the test samples; seconds; "
-        "versions"
-    )
+    if site.private.on:
+        lines += _privately(site.private)
+    else:
+        lines.append(
+            "besides: how many samples there are; loss and metrics on the test samples; seconds; "
+            "versions"
+        )
     if site.share_model:
-        lines.append("share_model is on: a copy of this site's model, if the server keeps one")
+        covered = ", and privacy covers it" if site.private.on else ""
+        lines.append(
+            f"share_model is on: a copy of this site's model, if the server keeps one{covered}"
+        )
     return lines
+
+
+def _privately(table: SitePrivacy) -> list[str]:
+    """What a site with privacy gives of all that, and what of the rest."""
+    most = "" if table.run_epsilon is None else f"{table.run_epsilon:g} of "
+    scores = {
+        "withheld": "no scores",
+        "end": "after the last round, noisy and charged, accuracy and loss of models it covers",
+    }[table.scores]
+    return [
+        f"privacy     all of it noisy: a run may spend epsilon {most}{table.epsilon:g}, delta "
+        f"{table.delta:g}, as far as it is left (`pgfed privacy ledger`)",
+        f"besides: the declared number of {table.unit or 'record'}s; {scores}; versions",
+    ]
 
 
 # -- runs --------------------------------------------------------------------------------------

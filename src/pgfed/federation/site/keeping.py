@@ -154,6 +154,7 @@ class Model:
             "final": score,
             "local": alone,
             "gain": gain,
+            **({} if self.privacy is None else {"covered": self.privacy["covered"]}),
             **numbers,
         }
 

@@ -12,6 +12,7 @@ nothing is known by the data's fingerprint: one more record must not open a new 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -24,8 +25,11 @@ from typing import Any
 
 from pgfed.engine.storage.durable import sync_folder, write_atomic
 from pgfed.errors import UserError
+from pgfed.federation.folders.folder import SiteFolder
 
 FILE, OUTBOX, LOCK = "ledger.jsonl", "outbox", "lock"
+ELSEWHERE = "elsewhere"  # beside the data, where the ledger is not
+NOTE = "ledger.json"  # in the site's state folder: how long the ledger was
 FIRST = "0" * 64  # stands before the first line
 OLD = "an old backup? `pgfed privacy repair` counts as spent what may have left"
 
@@ -37,17 +41,66 @@ class LedgerError(UserError):
     """The ledger does not allow it; says why."""
 
 
+def ledger_of(folder: SiteFolder, data: str = "", at: Path | None = None) -> Ledger:
+    """Beside the data, so that two federations on the same data meet in it."""
+    table = folder.file.private
+    place = (at or folder.path) / Path((data or folder.file.data).partition(":")[2]).expanduser()
+    place = place.resolve()  # by whatever link the data is reached, it is the same
+    beside = _beside(place)
+    where = folder.path / Path(table.ledger).expanduser() if table.ledger else beside
+    where = where.resolve()
+    found = Ledger(beside).elsewhere or (beside if Ledger(beside).exists else where)
+    if where != found:
+        advice = "leave the key out, or move that folder there" if found == beside else "name that"
+        raise UserError(
+            f"privacy.ledger: found {table.ledger or 'none'}, but {found} holds a ledger of these "
+            f"records; {advice}"
+        )
+    _check_parts(place)
+    return Ledger(where, folder.states / NOTE, beside)
+
+
+def _beside(place: Path) -> Path:
+    return place.parent / f"{place.name}.privacy"
+
+
+def _check_parts(place: Path) -> None:
+    """Refuse a part of data that has a ledger, and data of which a part has one."""
+    around = [_beside(parent) for parent in place.parents]
+    within = place.glob("*.privacy")  # not deeper: there may be a million images
+    for other in (*around, *within):
+        if Ledger(other).exists:
+            raise UserError(
+                f"data: {place} and the data beside {other} hold the same records, which have one "
+                "budget: give the same path"
+            )
+
+
 class Ledger:
     """One site's ledger. Read and written under its lock only."""
 
-    def __init__(self, folder: Path, copy: Path | None = None) -> None:
-        """``copy``: where the site notes how long the ledger was, to know an old backup."""
-        self.folder, self._copy = folder, copy
+    def __init__(self, folder: Path, copy: Path | None = None, beside: Path | None = None) -> None:
+        """``copy``: where the site notes how long the ledger was, to know an old backup;
+        ``beside``: where it would lie by default."""
+        self.folder, self._copy, self._beside = folder, copy, beside or folder
         self._path = folder / FILE
 
     @property
     def exists(self) -> bool:
         return self._path.is_file()
+
+    @property
+    def elsewhere(self) -> Path | None:
+        """Where the ledger is that would lie here."""
+        path = self.folder / ELSEWHERE
+        return Path(path.read_text().strip()) if path.is_file() else None
+
+    def point(self) -> None:
+        """Say beside the data where the ledger is, if that can be written."""
+        if self._beside != self.folder:
+            with contextlib.suppress(OSError):
+                self._beside.mkdir(exist_ok=True)
+                write_atomic(self._beside / ELSEWHERE, f"{self.folder}\n")
 
     @contextmanager
     def locked(self) -> Iterator[Entries]:
@@ -90,21 +143,30 @@ class Ledger:
 
     def _check_age(self, found: Entries) -> None:
         """Refuse a ledger that is shorter than it was, or another one."""
-        for lines, head in self.seen():
-            if found.hash_at(lines) != head:
-                raise LedgerError(
-                    f"{self._path}: {len(found.lines)} lines, but it had {lines} with another end; "
-                    f"{OLD}"
-                )
+        seen = self.seen()
+        if seen is not None and not found.has_ended(*seen):
+            moved = "" if found.lines else f", or was the data moved without {self.folder.name}?"
+            raise LedgerError(
+                f"{self._path}: {len(found.lines)} lines, but it had {seen[0]} with another end; "
+                f"{OLD}{moved}"
+            )
 
-    def seen(self) -> list[tuple[int, str]]:
+    def seen(self) -> tuple[int, str] | None:
         """How long the ledger was, and how it ended, as far as the site noted it."""
+        noted = self._noted()
+        return None if noted is None else (noted["lines"], noted["hash"])
+
+    def _noted(self) -> Line | None:
         if self._copy is None or not self._copy.is_file():
-            return []
+            return None
         try:
             content = json.loads(self._copy.read_text())
-            return [(int(content["lines"]), str(content["hash"]))]
-        except (ValueError, KeyError, TypeError):
+            return {
+                "lines": int(content["lines"]),
+                "hash": str(content["hash"]),
+                "lost": int(content.get("lost", 0)),
+            }
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise LedgerError(f"{self._copy}: not a note of a ledger's length") from None
 
     def append(self, entries: Entries, kind: str, **content: Any) -> None:
@@ -123,10 +185,12 @@ class Ledger:
         entries.head = hashlib.sha256(text).hexdigest()
         self.note(entries)
 
-    def note(self, entries: Entries) -> None:
+    def note(self, entries: Entries, lost: int = 0) -> None:
+        """How long it is; ``lost``: how long somebody else has known it, where that was more."""
         if self._copy is not None:
             self._copy.parent.mkdir(parents=True, exist_ok=True)
-            noted = {"lines": len(entries.lines), "hash": entries.head}
+            lost = max(lost, (self._noted() or {"lost": 0})["lost"])
+            noted = {"lines": entries.length, "hash": entries.head, "lost": lost}
             write_atomic(self._copy, json.dumps(noted) + "\n")
 
     # -- replies ---------------------------------------------------------------------------------
@@ -168,18 +232,34 @@ class Entries:
     @property
     def end(self) -> str:
         """How long it is and how it ends: for the server, which says it again to a later ledger."""
-        return f"{len(self.lines)} {self.head}"
+        return f"{self.length} {self.head}"
 
-    def has_ended(self, end: str) -> bool:
-        """Whether it once was so long, and ended so."""
-        lines, _, head = end.partition(" ")
-        return lines.isdecimal() and self.hash_at(int(lines[:9])) == head
+    @property
+    def length(self) -> int:
+        """Its lines; after a repair as many as there may have been, and those since."""
+        lost, since = self._repaired
+        return lost + since
 
-    def hash_at(self, n: int) -> str | None:
-        """How the ledger ended when it had n lines."""
-        if n > len(self.lines):
-            return None
-        return self.head if n == len(self.lines) else str(self.lines[n]["prev"])
+    @property
+    def _repaired(self) -> tuple[int, int]:
+        """How long it was at most before the last repair, and the lines from there on."""
+        lost, since = 0, 0
+        for line in self.lines:
+            if "lost" in line:
+                lost, since = max(lost + since, int(line["lost"])), 0
+            since += 1
+        return lost, since
+
+    def has_ended(self, n: int, head: str) -> bool:
+        """Whether it once was so long, and ended so; what it was before a repair counts as known,
+        since all of that is spent."""
+        lost, since = self._repaired
+        if n > lost + since:
+            return False
+        if lost and n <= lost:
+            return True
+        place = len(self.lines) - (lost + since - n)
+        return head == (self.head if place == len(self.lines) else self.lines[place]["prev"])
 
     def of(self, kind: str) -> Iterator[Line]:
         return (line for line in self.lines if line["kind"] == kind)
@@ -250,6 +330,7 @@ def open_ledger(
     """Its first line: the budget, and the numbers that are public from now on."""
     if entries.opened is not None:
         raise LedgerError(f"{ledger.folder}: holds a ledger already")
+    ledger.point()
     ledger.append(
         entries,
         "open",
@@ -273,14 +354,26 @@ def reserve(ledger: Ledger, entries: Entries, line: Line) -> None:
     ledger.append(entries, "plan", **line)
 
 
-def repair(ledger: Ledger, reason: str) -> Line:
-    """After an old ledger was put back: all that was left when the site last noted it counts as
-    spent, since runs may have opened meanwhile."""
-    noted, ledger._copy = ledger._copy, None
+def repair(ledger: Ledger, reason: str, epsilon: float = 0.0, delta: float = 0.0) -> Line:
+    """After an old ledger was put back: all that was left counts as spent, since runs may have
+    opened meanwhile. ``epsilon``, ``delta``: as the site's file has them; a larger budget than the
+    ledger's may have been lost with the rest."""
+    noted = ledger._noted() or {"lines": 0, "lost": 0}
+    copy, ledger._copy = ledger._copy, None
     with ledger.locked() as entries:
         if entries.opened is None:
-            raise LedgerError(f"{ledger.folder}: holds no ledger to repair")
-        epsilon, delta = entries.left
-        ledger._copy = noted
-        ledger.append(entries, "repair", epsilon=epsilon, delta=delta, reason=reason)
+            raise LedgerError(
+                f"{ledger.folder}: holds no ledger to repair; put a backup of it there, or, if the "
+                "data was moved, the folder that lay beside it"
+            )
+        (most, most_delta), (taken, taken_delta) = entries.budget, entries.reserved
+        ledger._copy = copy
+        ledger.append(
+            entries,
+            "repair",
+            epsilon=max(0.0, most - taken, epsilon - taken),
+            delta=max(0.0, most_delta - taken_delta, delta - taken_delta),
+            lost=max(entries.length, noted["lines"], noted["lost"]),
+            reason=reason,
+        )
         return entries.lines[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from pgfed.federation.folders.folder import SiteFolder, digest
 from pgfed.federation.folders.models import make_model
 from pgfed.federation.site import ledger as ledgers
 from pgfed.federation.site.house import Refused
-from pgfed.federation.site.ledger import OLD, Entries, Ledger, Line, Place
+from pgfed.federation.site.ledger import OLD, Entries, Ledger, Line, Place, ledger_of
 from pgfed.federation.site.slices import Slices
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.values import State
@@ -33,24 +34,9 @@ from pgfed.model.private.view import PrivateTask
 from pgfed.model.task import Task
 from pgfed.privacy import planning
 
-NOTE = "ledger.json"  # in the site's state folder: how long the ledger was
 ASKED = ("stage", "run", "method", "seed", "round", "base")  # by which a request is known again
+LONGEST = 10**8  # lines of a ledger that a server may say it has seen
 WITHHELD = "withheld: this site trains with privacy, and its scores stay there"
-
-
-def ledger_of(folder: SiteFolder, data: str = "", at: Path | None = None) -> Ledger:
-    """Beside the data, so that two federations on the same data meet in it."""
-    table = folder.file.private
-    place = (at or folder.path) / Path((data or folder.file.data).partition(":")[2]).expanduser()
-    place = place.resolve()  # by whatever link the data is reached, it is the same
-    beside = place.with_name(f"{place.name}.privacy")
-    where = folder.path / Path(table.ledger).expanduser() if table.ledger else beside
-    if where.resolve() != beside and Ledger(beside).exists:
-        raise UserError(
-            f"privacy.ledger: found {table.ledger}, but {beside} holds a ledger of these records; "
-            "leave the key out, or move that folder there"
-        )
-    return Ledger(where.resolve(), folder.states / NOTE)
 
 
 def made(
@@ -66,7 +52,7 @@ def made(
     table = folder.file.private
     if table.on:
         return Private(folder, table, experiment, methods, federation, ledger)
-    if ledger.exists or ledger.seen():
+    if ledger.exists or ledger.seen() is not None:
         raise UserError(
             f"privacy: {ledger.folder} holds a ledger of these records, and site.toml has no "
             "privacy.epsilon; nothing is answered without it"
@@ -136,6 +122,8 @@ class Private:
         if table.epsilon is None:
             raise UserError("privacy.epsilon: a site needs a budget beside its noise_multiplier")
         with ledger.locked() as entries:
+            self.size, self.size_test = self._sizes(entries)
+            self._slices.check(entries, self.size)
             self._open(entries)
             ledger.tidy(entries)
 
@@ -148,36 +136,42 @@ class Private:
 
     # -- the ledger's first line -----------------------------------------------------------------
 
-    def _open(self, entries: Entries) -> None:
+    def _sizes(self, entries: Entries) -> tuple[int, int]:
+        """The units to train on and to test on, as they are told to others."""
+        if entries.opened is not None:
+            return int(entries.opened["size"]), int(entries.opened["size_test"])
         table = self._table
         size = table.size or planning.declared(self._units(0))
-        size_test = table.size_test or planning.declared(self._units(2))
+        return size, table.size_test or planning.declared(self._units(2))
+
+    def _open(self, entries: Entries) -> None:
+        table = self._table
         assert table.epsilon is not None, "checked before"
         if entries.opened is None:
-            planning.check_delta(table, size)
+            planning.check_delta(table, self.size)
             ledgers.open_ledger(
                 self.ledger,
                 entries,
                 epsilon=table.epsilon,
                 delta=table.delta,
                 unit=self._unit,
-                size=size,
-                size_test=size_test,
+                size=self.size,
+                size_test=self.size_test,
             )
         opened = entries.opened
         assert opened is not None
         epsilon, delta = entries.budget
         found = {"epsilon": table.epsilon, "delta": table.delta, "unit": self._unit}
         known = {"epsilon": epsilon, "delta": delta, "unit": opened["unit"]}
-        if table.size is not None:
-            found["size"], known["size"] = table.size, opened["size"]
+        for name in ("size", "size_test"):
+            if (declared := getattr(table, name)) is not None:
+                found[name], known[name] = declared, opened[name]
         for key, value in found.items():
             if value != known[key]:
                 raise UserError(
                     f"privacy.{key}: found {value}, and the ledger was opened with {known[key]}; "
                     "put that back, or change the budget with `pgfed privacy open --epsilon`"
                 )
-        self.size, self.size_test = int(opened["size"]), int(opened["size_test"])
 
     def _units(self, part: int) -> int:
         data = self._federation.test if part == 2 else self._federation.train
@@ -252,17 +246,24 @@ class Private:
         update, state = work(protection)
         assert protection.last is not None, "the method was given a view"
         reply = state_to_bytes(update)
-        sent = self.ledger.put(reply)
         with self.ledger.locked() as entries:
             if (told := self._again(entries, place, asked)) is not None:
                 return told  # another process was first
             self._check_turn(entries, line, place)
-            classes = self._folder.file.classes
-            if protection.fresh is not None and entries.counts(classes) is None:
-                self.ledger.append(entries, "once", classes=classes, counts=protection.fresh)
+            sent = self.ledger.put(reply)
+            self._keep_counts(entries, protection)
             meter, more = protection.last.meter, {"base": base, "state": state}
             self._charge(entries, "charge", place, asked=asked, sent=sent, meter=meter, **more)
         return state_from_bytes(reply)
+
+    def _keep_counts(self, entries: Entries, protection: SiteProtection) -> None:
+        """The class counts that this answer is the first to be made of: once for all."""
+        if protection.known is not None or protection.fresh is None:
+            return
+        classes = self._folder.file.classes
+        if entries.counts(classes) is not None:  # two would be more than was planned
+            raise Refused("class counts were released meanwhile by another process; ask again")
+        self.ledger.append(entries, "once", classes=classes, counts=protection.fresh)
 
     def _charge(
         self, entries: Entries, kind: str, place: Place, *, meter: Meter, **more: Any
@@ -329,11 +330,11 @@ class Private:
             "validation_n": 0,
             "validation_loss": 0.0,
         }
-        sent = self.ledger.put(state_to_bytes(scores))
         with self.ledger.locked() as entries:
             if (told := self._again(entries, place, asked, "score")) is not None:
                 return told  # another process was first
             self._check_open(entries, line)
+            sent = self.ledger.put(state_to_bytes(scores))
             self._charge(entries, "score", place, asked=asked, sent=sent, meter=view.meter)
         return scores
 
@@ -352,21 +353,33 @@ class Private:
         """What is told in the place of what there is. ``echo``: how the ledger ended when the
         server last heard of it; an older one is a backup that somebody put back."""
         with self.ledger.locked() as entries:
-            if echo and not entries.has_ended(str(echo)):
+            if echo and not self._knows(entries, str(echo)):
                 raise Refused(f"this site's ledger is older than the server knows it; {OLD}")
         sizes = {"n_train": self.size, "n_validation": 0, "n_test": self.size_test}
+        return {**sizes, **self._told(entries)}
+
+    def _told(self, entries: Entries) -> dict[str, Any]:
         (epsilon, delta), (spent, _) = entries.budget, entries.reserved
         said = (  # for the server's report
             f"epsilon {epsilon:g}, of which {spent:.2f} reserved, delta {delta:g}, "
             f"per {self._unit}, {self.size} declared"
         )
-        return {**sizes, "privacy": said, "ledger": entries.end}
+        return {"privacy": said, "ledger": entries.end}
+
+    def _knows(self, entries: Entries, echo: str) -> bool:
+        """What is not known is noted, for `repair` to count it in."""
+        lines, _, head = echo.partition(" ")
+        length = int(lines) if re.fullmatch(r"[0-9]{1,9}", lines) else None
+        if length is not None and entries.has_ended(length, head):
+            return True
+        self.ledger.note(entries, lost=min(length or 0, LONGEST))
+        return False
 
     @property
-    def end(self) -> str:
-        """How the ledger ends."""
+    def told(self) -> dict[str, Any]:
+        """With each round: what has been spent by now, and how the ledger ends."""
         with self.ledger.locked() as entries:
-            return entries.end
+            return self._told(entries)
 
     def facts(self, run: str, method: str) -> dict[str, Any]:
         """For the manifest of a model that stays here, and for the server's report."""

@@ -57,6 +57,12 @@ class Slices:
         cohort = draw_cohort(seed, round, info.clients, info.cohort, named)
         return self.folder.file.client in cohort
 
+    def check(self, entries: Entries, size: int) -> None:
+        """Refuse at the site's start what would fail in every round, where its operator sees it."""
+        accounting.check_installed()
+        _, releases = self._course(entries, size)
+        self._loss_scale(releases)
+
     def drafted(self, entries: Entries, run: str, agreed: str, size: int) -> Line:
         """All methods and seeds of the experiment are about the same records: one slice."""
         table = self.folder.file.private
@@ -77,6 +83,8 @@ class Slices:
             )
             history = accounting.history(_total(order[:times], releases, scores), noises)
             spent = accounting.spent(history, delta)
+            if spent.epsilon > epsilon:
+                raise Refused("the noise of this site's scores alone is more than a run may spend")
         allowed = Counter(order[:times])
         return {
             "run": run,

@@ -27,12 +27,21 @@ def check_model(task: Task) -> None:
                 "nn.GroupNorm in a model of your own), or freeze it"
             )
     _check_samples_apart(task)
-    before = task.initial()
-    theta = before.clone()
+    _check_buffers(task)
+
+
+def _check_buffers(task: Task) -> None:
+    """Refuse a model that keeps something of what it has seen, also where it is never sent: the
+    next sample's gradient would depend on it. What the first pass makes may stay, as a mask."""
+    theta = task.initial()
     task._bind(theta, torch.zeros_like(theta), "all", training=True)
+    x, _ = made_up(task, 4)
+    kept = [theta.clone()]
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        task.module(made_up(task, 2)[0])
-    if not torch.equal(before, theta):
+        for two in (x[:2], x[2:]):
+            task.module(two)
+            kept.append(torch.cat([b.flatten().double() for b in task.module.buffers()] or [theta]))
+    if not (torch.equal(kept[0], theta) and torch.equal(kept[1], kept[2])):
         raise UserError(
             "privacy: the model changes a buffer while it is trained, which would carry samples "
             "out; use layers that keep no statistics"

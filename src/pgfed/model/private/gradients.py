@@ -35,7 +35,10 @@ class Piece:
 
     norms: Tensor  # float64
     losses: Tensor  # float64
-    add: Callable[[Tensor, Tensor], None]  # (weights, out): add the weighted sum to out
+    # (weights, out): add the weighted sum to out, in float64. In single precision what one unit
+    # changes of a long sum is rounded anew with every unit after it, and may grow beyond its bound
+    # (Casacuberta et al., CCS 2022).
+    add: Callable[[Tensor, Tensor], None]
 
     @property
     def sound(self) -> Tensor:
@@ -144,7 +147,7 @@ def _add(entries: list[Entry], gradients: list[Tensor], weights: Tensor, out: Te
     for e, g in zip(entries, gradients, strict=True):
         if bool(nothing.any()):
             g[nothing] = 0.0  # what is not finite stays so when multiplied by 0
-        e.view(out).add_(torch.tensordot(weights.float(), g, dims=1))
+        e.view(out).add_(torch.tensordot(weights.to(out), g.to(out), dims=1))
 
 
 # -- which way ---------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from pgfed.data.federation import Shard
 from pgfed.model.flat import Stepped
 from pgfed.model.private import policy as kinds
 from pgfed.model.private.gradients import Losses, pieces
-from pgfed.model.private.noise import Source, drawn, normals
+from pgfed.model.private.noise import Keyed, Source, drawn, normals
 from pgfed.model.private.policy import MARGIN, Meter, Policy
 from pgfed.model.private.units import PrivateShard, SamplesAsked, Units
 from pgfed.model.task import EVALUATION_BATCH, Beside, Streams, Task
@@ -147,7 +147,7 @@ class PrivateTask(Task):
             return torch.tensor(NOTHING)
         policy, units = self.policy, ticket.data.units
         chosen = torch.from_numpy(drawn(self._source, len(units), ticket.q)).to(self.device)
-        total = torch.zeros(self.d, device=self.device)
+        total = self._sum()
         for piece in pieces(
             self,
             theta,
@@ -215,9 +215,9 @@ class PrivateTask(Task):
         """(mean loss, its gradient) over all units, both noisy: each unit's gradient over C and
         its loss over L are one vector, no longer than 1."""
         self.meter.add(kinds.PASS)
-        total = torch.zeros(self.d, device=self.device)
         if self._dry:
-            return 0.0, total
+            return 0.0, torch.zeros(self.d, device=self.device)
+        total = self._sum()
         policy, units = self.policy, _own(data).units
         loss = torch.zeros(1, dtype=torch.float64, device=self.device)
         every = torch.arange(len(units), device=self.device)
@@ -288,6 +288,10 @@ class PrivateTask(Task):
         bounded = clipped(vectors)
         return self._noisy(bounded.sum(0), self.policy.sigma(kind))
 
+    def _sum(self) -> Tensor:
+        """Of gradients, at its beginning."""
+        return torch.zeros(self.d, dtype=torch.float64, device=self.device)
+
     def _noisy(self, total: Tensor, deviation: float) -> Tensor:
         """With noise of this deviation, added in double precision and rounded to single: finer
         digits would tell of the numbers that were added (Mironov, CCS 2012)."""
@@ -311,6 +315,20 @@ class PrivateTask(Task):
 
     def _refuse(self, call: str) -> NoReturn:
         raise SamplesAsked(f"{self._who} asks for task.{call}, which privacy does not give")
+
+
+def sealed(plain: Task, size: int, who: str) -> tuple[PrivateTask, PrivateShard]:
+    """The task and data for what must follow from messages and releases alone: there are no
+    samples, and nothing more is released."""
+    rules = Policy(size, 1.0, noise={}, loss_scale=1.0)
+    view = PrivateTask(plain, rules, Keyed(), Meter(), who=who, offers_home=False)
+    return view, PrivateShard(nothing(plain), size, who)
+
+
+def nothing(task: Task) -> Units:
+    """No units, of the right form."""
+    empty = torch.zeros(0, *task.input_shape, dtype=task.input_type)
+    return Units(Shard(empty, torch.zeros(0, dtype=torch.int64)))
 
 
 def clipped(vectors: Tensor) -> Tensor:

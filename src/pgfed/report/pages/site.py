@@ -78,7 +78,24 @@ def _next(rows: Sequence[Row]) -> list[str]:
     steps = [f"The model of {best['method']} lies in this site's folder: `pgfed predict MODEL`."]
     if said != "gained":
         steps.append("More test samples of this site would tell more surely.")
-    return steps
+    return steps + _inside(best)
+
+
+def _inside(best: Row) -> list[str]:
+    """What privacy does not cover of all this."""
+    covered = str(best.get("covered") or "")
+    if not covered:
+        return []
+    said = [
+        "This site trains with privacy, and these numbers are exact: they are for inside, and who "
+        "publishes them goes beyond what was promised."
+    ]
+    if covered == "False":
+        said.append(
+            f"So does who gives away the model of {best['method']}, which was trained in part on "
+            "exact gradients."
+        )
+    return said
 
 
 def table(rows: Sequence[Row], metric: Metric) -> Table:

@@ -73,6 +73,7 @@ class Manifest(_Part):
     table: dict[str, Any] | None = None  # the schema of a table; each client has its own, fitted
     # Of the federation's classes, where clients' models are corrected from them to their own.
     class_shares: list[float] | None = None
+    privacy: dict[str, Any] | None = None  # a site's: what it was trained under, and if covered
     image_size: Size | None = None  # images were resized to this square
     data_fingerprint: str | None = None
     shared: File | None = Field(None, alias="global")
@@ -87,6 +88,18 @@ class Manifest(_Part):
     def frame(self) -> str:
         """Whether a client's model has its class shares folded in: personal.frame."""
         return str(self.hyperparameters.get("personal", {}).get("frame", "none"))
+
+    @property
+    def promised(self) -> str | None:
+        """What privacy says of a model in this folder, in words; None where there is none."""
+        if self.privacy is None:
+            return None
+        if not self.privacy.get("covered"):
+            return "not covered by privacy: it may reveal training records to whoever uses it"
+        known = ", ".join(
+            f"{k} {self.privacy[k]}" for k in ("epsilon", "delta") if k in self.privacy
+        )
+        return f"covered by privacy: {known}, per {self.privacy.get('unit')}"
 
     def about(self) -> dict[str, Any]:
         """All that is true of each model of the folder."""
