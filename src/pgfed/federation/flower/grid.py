@@ -112,7 +112,7 @@ class LinkGrid:
             for name in names:
                 ask = self._asks.pop(name, None)
                 if ask is not None:
-                    self._link.forget(name, ask.reply)
+                    self._link.forget(name)
                     self._loop.call_soon_threadsafe(ask.visitor.settle, name)
 
     def stop(self) -> None:
@@ -143,7 +143,7 @@ class LinkGrid:
                 except Unreadable:
                     continue  # the run is told when it looks
                 if not whole and not ask.failed:
-                    self._link.send_again(ask.bare, ask.reply)
+                    self._link.send_again(ask.bare)
                     ask.reply = None
                     visitor.used = 0
                     visitor.bell.set()
