@@ -280,7 +280,12 @@ def is_loopback(host: str) -> bool:
 
 
 def check_agreement(agreement: Agreement) -> None:
-    """Each site has a name of its own, and without TLS nobody listens from elsewhere."""
+    """Each site has a name of its own, and without TLS nobody listens from elsewhere.
+
+    A site is handed all of it by the server, and puts names into files for its machine.
+    """
+    check_folder("federation", agreement.federation)
+    split_address(agreement.server)
     for name in agreement.sites:
         check_folder("sites", name)
     if agreement.sites and len({name.lower() for name in agreement.sites}) != agreement.seats:
