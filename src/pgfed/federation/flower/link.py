@@ -5,7 +5,6 @@ A site does not import it: Flower's state brings a database's library with it.
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 from fastapi import FastAPI
@@ -43,10 +42,8 @@ from flwr.superlink.routers.fleet.router import router as fleet
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
-from pgfed.federation.flower.private import Unreadable
+from pgfed.federation.flower.private import MAX_OBJECTS, Unreadable, check_arrays
 from pgfed.federation.flower.shelf import Shelf
-
-MAX_OBJECTS = 10_000  # of one message: more than any model of ours is split into
 
 
 class Store(ObjectStore):
@@ -270,18 +267,8 @@ class Link:
 
 
 def inflate(reply: Message, contents: dict[str, bytes], most: int) -> Message:
-    """The message that these objects make; ``most``: bytes that its arrays may take.
-
-    An array may name one chunk many times, so that few bytes on the way become many in memory.
-    """
-    total = 0
-    for content in contents.values():
-        kind, children, length = get_object_head_values_from_object_content(content)
-        if kind == "Array":
-            body = json.loads(content[len(content) - length :])
-            total += sum(len(contents[children[i]]) for i in body["arraychunk_ids"])
-        if total > most:
-            raise Unreadable(f"its arrays take more than the {most} bytes expected")
+    """The message that these objects make; ``most``: bytes that its arrays may take."""
+    check_arrays(contents, most)
     name = reply.metadata.message_id
     message = inflate_object_from_contents(name, contents)
     if not isinstance(message, Message):

@@ -72,6 +72,12 @@ class Site:
         self._record = Record(folder.path)
         self._told = ""  # why the last message was refused
 
+    @property
+    def longest(self) -> int:
+        """Bytes that a message may have."""
+        task = self._side(next(iter(self.methods)), self.experiment.seeds[0]).task
+        return arriving.longest(task.layout, task.outputs, task.width, self.file.seats)
+
     # -- being asked ---------------------------------------------------------------------------
 
     def answer(self, content: RecordDict, node: int) -> RecordDict:
