@@ -308,7 +308,11 @@ def test_a_run_hears_that_the_server_stops(office):
 
 def test_one_run_after_another(office):
     office.ask(0)
+    office.take(0)
+    office.grid.end()
     office.link.end()
     assert len(office.store) == 0
+    with pytest.raises(Refusal, match="nothing was asked"):
+        office.sites[0].spend(1)
     office.link.begin()
     assert office.ask(0, number=2)

@@ -115,6 +115,11 @@ class LinkGrid:
                     self._link.forget(name)
                     self._loop.call_soon_threadsafe(ask.visitor.settle, name)
 
+    def end(self) -> None:
+        """The run is over: what a site was asked in it and has not answered counts no more."""
+        with self._lock:
+            self.forget(list(self._asks))
+
     def stop(self) -> None:
         """Whoever waits for messages hears of it."""
         self._stopped = True

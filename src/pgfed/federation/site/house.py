@@ -200,15 +200,29 @@ class Seat:
         """
         if not self._path.is_file():
             self._path.parent.mkdir(exist_ok=True)
+            agreed = digest(self._folder.file, experiment)
+            self._check_more(agreed)
             when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
             known = {"experiment": experiment.name, "began": when, "salt": secrets.token_hex(16)}
-            self._write({**known, "facts": facts})
+            self._write({**known, "digest": agreed, "facts": facts})
         known = self.check()
         if accept:
             self._write({**known, "facts": facts, "accepted": True})
         else:
             self.hold(facts)
         return str(known["salt"])
+
+    def _check_more(self, agreed: str) -> None:
+        """A new run may ask everything again: how many there are is this site's to say."""
+        most = self._folder.file.max_runs
+        if most is None:
+            return
+        runs = [json.loads(path.read_text()) for path in self._path.parent.glob("*.json")]
+        if sum(run.get("digest") == agreed for run in runs) >= most:
+            raise Refused(
+                f"this site has taken part in {most} runs of this experiment, and allows no more "
+                "(max_runs in its site.toml)"
+            )
 
     @property
     def accepted(self) -> bool:
