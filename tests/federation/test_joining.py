@@ -213,7 +213,7 @@ def test_an_invitation_ends_and_is_withdrawn(running, capsys, tmp_path):
     with pytest.raises(UserError, match="no such invitation"):
         joining.join(tmp_path / "older", token)
     assert pgfed(capsys, "remove-site", running.folder.path, "site-02")[0] == 0
-    with pytest.raises(UserError, match="no invitation is open|no such invitation"):
+    with pytest.raises(UserError, match=r"no invitation is open|no such invitation"):
         joining.join(tmp_path / "withdrawn", newer)
     short = invitations.invite(running.folder, 2, hours=1 / 3600)
     pgfed(capsys, "invite", running.folder.path, "site-04", "--hours", "1")  # the server looks

@@ -192,9 +192,8 @@ def test_a_site_outlives_every_refusal(monkeypatch):
         httpx.ReadTimeout("too late"),
         Unreadable("cut short"),
     ]
-    fleet, said = Fleet(failures), []
+    fleet, said, site = Fleet(failures), [], SimpleNamespace(longest=1000)
     with pytest.raises(Enough):
-        site = SimpleNamespace(longest=1000)
         Attendance(site, fleet, said.append, threading.Event()).go_on()
     assert not fleet.failures
     assert (fleet.came, fleet.gone) == (2, True)
