@@ -157,5 +157,5 @@ def test_few_bytes_do_not_become_many_at_a_site(posted):
 def test_how_large_a_message_may_be_follows_from_the_model():
     task = make_task("mlp", (64,), 10, seed=0)
     n = task.layout.n
-    assert 4 * n * 16 < longest(task.layout, 10, task.width, 3) < 4 * n * 16 * 3 + (2 << 20)
-    assert longest(task.layout, 10, task.width, 100) > 4 * n * 100
+    assert 4 * n * 16 < longest(task, 3) < 4 * n * 16 * 3 + (2 << 20)
+    assert longest(task, 100) > 4 * n * 100

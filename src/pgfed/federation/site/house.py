@@ -30,7 +30,7 @@ from pgfed.engine.replies import Form
 from pgfed.engine.storage.durable import DamagedFile, write_atomic
 from pgfed.errors import UserError
 from pgfed.federation.flower.records import BadRecord, Head, field
-from pgfed.federation.folders.folder import SiteFolder, digest
+from pgfed.federation.folders.folder import SiteFile, SiteFolder, digest
 from pgfed.federation.folders.models import make_model
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.registry import BASELINE
@@ -129,6 +129,31 @@ def check_consent(
         raise Refused(
             f"experiment {experiment.name!r} waits for this site's approval: "
             "`pgfed federation approve` at the site"
+        )
+
+
+def check_asked(
+    head: Head, client: int, experiment: Experiment, methods: Mapping[str, Algorithm]
+) -> tuple[str, int, int]:
+    """Method, seed and round of a request; only what this site's own experiment holds."""
+    method, seed = field(head, "method", str), field(head, "seed", int)
+    round = field(head, "round", int)
+    if field(head, "client", int) != client:
+        raise Refused(f"a message for client {head['client']}, this is client {client}")
+    if method not in methods or seed not in experiment.seeds:
+        raise Refused(f"{method!r:.40}, seed {seed} is not in this site's experiment")
+    once_more = head["stage"] == "refresh" and methods[method].personal.refresh
+    if not 0 <= round <= experiment.rounds + once_more:
+        raise Refused(f"round {round}; the experiment has {experiment.rounds}")
+    return method, seed, round
+
+
+def check_questions(questions: set[str], round: int, site: SiteFile) -> None:
+    """To ask the same again reveals nothing more. Different questions in one round do."""
+    if len(questions) > site.answers_per_round:
+        raise Refused(
+            f"round {round}: {len(questions) - 1} different questions were answered; this site "
+            "allows no more (answers_per_round in its site.toml)"
         )
 
 
