@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -152,6 +153,27 @@ def test_a_message_that_is_larger_than_any_method_sends_is_not_received(posted):
 def test_few_bytes_do_not_become_many_at_a_site(posted):
     with pytest.raises(Unreadable, match="its arrays take more than the 3000000 bytes"):
         posted(repeated=20_000).receive(10, 3_000_000)
+
+
+def test_a_server_that_dies_while_a_site_receives_is_noticed_at_once(posted):
+    """One object has come, the next has not: nothing is waited for that will not come."""
+    fleet = posted()
+    honest = fleet._client.PullObject
+    for ending in ("killed", "started anew"):
+        left = iter([honest])
+
+        def pull(request, ending=ending, left=left):
+            if (answer := next(left, None)) is not None:
+                return answer(request)
+            if ending == "killed":
+                raise httpx.ConnectError("refused")
+            return PullObjectResponse(object_found=False, object_available=False)
+
+        fleet._client.PullObject = pull
+        began = time.monotonic()
+        with pytest.raises((httpx.ConnectError, Unreadable)):
+            fleet.receive(600, 30_000)
+        assert time.monotonic() - began < 60
 
 
 def test_how_large_a_message_may_be_follows_from_the_model():
