@@ -11,8 +11,8 @@ from flwr.common.serde import (
     recorddict_to_proto,
 )
 from flwr.common.serde_utils import record_value_dict_from_proto
-from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.proto.recorddict_pb2 import ConfigRecordValue
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
@@ -23,6 +23,8 @@ __all__ = [
     "ConfigRecordValue",
     "Node",
     "ObjectTree",
+    "PullMessagesResponse",
+    "PullObjectResponse",
     "PushMessagesRequest",
     "RecordDictProto",
     "TaskIdentity",

@@ -56,7 +56,7 @@ class Hostile(threading.Thread):
         self.fleet.come()
         while not self.over.is_set():
             try:
-                message = self.fleet.receive(30)
+                message = self.fleet.receive(30, self.site.longest)
             except (httpx.HTTPError, private.Unreadable):  # its round was over meanwhile
                 continue
             if message is None:

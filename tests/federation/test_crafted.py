@@ -6,7 +6,9 @@ in these experiments. The attacker knows what all know: the model, and that inpu
 
 from __future__ import annotations
 
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from federation.test_site import ask, greet, start
 from pgfed.federation.folders.folder import SiteFolder
 from pgfed.federation.site import record
 from pgfed.federation.site.answers import Site
+from pgfed.methods import registry
 
 ONCE = {"epochs": 1, "batch_size": 0, "lr": 0.05, "momentum": 0.0}  # one step over all samples
 INPUTS, HIDDEN, CLASSES = 64, 128, 10
@@ -145,3 +148,31 @@ def test_what_has_no_shape_of_this_federation_is_refused(made, tmp_path, message
     assert not found
     stacked = {"w": start(site)["w"], "gradients": torch.zeros(3, len(start(site)["w"]))}
     assert "NoneType" in ask(site, "train", stacked)[0]["error"]  # this went through
+
+
+SENDS = {  # what a method's row of the table begins with -> what it declares
+    "nothing": lambda leaves, shared: not leaves,
+    "the body": lambda leaves, shared: shared == "body" and "prototypes" not in leaves,
+    "the classifier": lambda leaves, shared: shared == "head",
+    "the model, or its step": lambda leaves, shared: (
+        shared in ("all", "not-norm") and leaves and not {"gradient", "prototypes"} & leaves
+    ),
+    "model and gradient": lambda leaves, shared: "gradient" in leaves,
+    "model, class counts and mean features of each class": lambda leaves, shared: (
+        {"classes", "prototypes"} <= leaves
+    ),
+}
+
+
+def test_the_table_of_what_a_server_learns_has_every_method():
+    text = (Path(__file__).parents[2] / "SECURITY.md").read_text()
+    rows = {}
+    for what in SENDS:
+        (row,) = re.findall(rf"^\| {re.escape(what)} \| (.*?) \|", text, re.MULTILINE)
+        rows[what] = set(re.findall(r"`([a-z0-9-]+)`", row))
+    simulated = {name for name in registry.NAMES if registry.get(name).course == "pooled"}
+    assert set().union(*rows.values()) == set(registry.NAMES) - simulated
+    for what, names in rows.items():
+        for name in names:
+            method = registry.get(name)
+            assert SENDS[what](set(method.leaves.values()), method.shared), (name, what)

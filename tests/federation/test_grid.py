@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -10,9 +12,11 @@ from flwr.app import Array, Message
 from federation.flower_private import ObjectTree
 from pgfed.federation.flower import private
 from pgfed.federation.flower.grid import LinkGrid, Stopped
-from pgfed.federation.flower.guard import Refusal, Visitor
-from pgfed.federation.flower.link import Link
-from pgfed.federation.flower.records import MESSAGE, BadRecord, pack, unpack
+from pgfed.federation.flower.guard import LIMITS, Refusal, Visitor
+from pgfed.federation.flower.link import SUPERLINK_NODE_ID, Link
+from pgfed.federation.flower.link import get_object_head_values_from_object_content as head_of
+from pgfed.federation.flower.link import get_object_id as object_id
+from pgfed.federation.flower.records import MESSAGE, BadRecord, pack, pull, unpack
 from pgfed.federation.folders.keys import public_pem
 
 W = torch.arange(5000.0)
@@ -39,6 +43,7 @@ class Office:
         self.grid = LinkGrid(self.link, dict(enumerate(self.sites)), Now())
         self.state, self.store = self.link._state, self.link._store
         self.link.begin()
+        self.server = SUPERLINK_NODE_ID
 
     def ask(self, site: int, number: int = 0, most: int = 30_000) -> str:
         content = pack({"number": number}, message={"w": W})
@@ -183,6 +188,77 @@ def test_a_tree_that_grows_costs_what_it_weighs(office):
     assert office.grid.pull_message(name) is None
 
 
+def test_of_replies_that_hang_on_another_name_nothing_is_kept(office):
+    """Each time it asks for messages its budget is fresh: what it sent before must be gone."""
+    office.ask(0)
+    for n in range(5):
+        reply = office.reply(office.take(0))
+        tree = ObjectTree(object_id=f"{n:064x}", children=[private.get_object_tree(reply)])
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        session = office.state.start_session(reply.metadata.run_id)
+        bare = private.remove_content_from_message(reply)
+        kept, _ = office.state.store_message_and_object_tree(bare, tree, session)
+        assert not kept
+        office.grid.send_again(office.sites[0])
+    assert len(office.store.replies) == 0
+    assert not office.state._object_push_sessions
+
+
+def test_half_a_reply_leaves_nothing_behind(office):
+    """Not where the site is sent the message again, nor where its time is over meanwhile."""
+    for number in range(3):
+        name = office.ask(0, number)
+        office.send(office.reply(office.take(0)), leave_out=1)
+        office.grid.send_again(office.sites[0])
+        assert len(office.store.replies) == 0
+        office.send(office.reply(office.take(0)), leave_out=1)
+        office.grid.forget([name])  # nobody has looked at what came since
+    assert len(office.store) == 0
+    assert not office.state._object_push_sessions
+
+
+def test_a_site_cannot_write_in_the_servers_name(office):
+    """Flower lets it lay a message ready for anybody, the server included."""
+    office.ask(0)
+    before = private.remove_content_from_message(office.reply(office.take(0)))
+    for node in (office.sites[1].node, office.server):
+        forged = {"_reply_to_message_id": "", "_src_node_id": office.server, "_dst_node_id": node}
+        before.metadata.__dict__.update(forged)
+        stored, _, _ = office.announce(before, ObjectTree(object_id="d" * 64))
+        assert not stored
+    assert office.take(1) is None
+    assert len(office.store.replies) == 0
+
+
+def test_objects_within_objects_without_end(office):
+    """One in another a thousand times over: no reply, and the run goes on."""
+    name = office.ask(0)
+    reply = office.reply(office.take(0))
+    content = reply.deflate()
+    _, (inner,), size = head_of(content)
+    chain, child = [], ""
+    for _ in range(930):  # as many as can be announced
+        body = json.dumps({"record": child}).encode()
+        chain.append(f"RecordDict {child} {len(body)}".encode() + b"\0" + body)
+        child = object_id(chain[-1])
+    body = content[len(content) - size :].replace(inner.encode(), child.encode())
+    chain.append(f"Message {child} {len(body)}".encode() + b"\0" + body)
+    tree = ObjectTree(object_id=object_id(chain[-1]))
+    tree.children.extend(ObjectTree(object_id=object_id(part)) for part in chain[:-1])
+    assert tree.ByteSize() < LIMITS["push-messages"]
+    stored, _, session = office.announce(reply, tree)
+    assert stored
+    for part in chain:
+        run = reply.metadata.run_id
+        assert office.state.store_object(run, session, object_id(part), part)
+
+    def deep(frames: int) -> list[tuple[str, Message | BadRecord]]:
+        return deep(frames - 1) if frames else list(pull(office.grid, [name]))
+
+    ((_, answer),) = deep(100)
+    assert isinstance(answer, BadRecord)
+
+
 def test_an_array_longer_than_expected_is_not_made(office):
     name = office.ask(0)
     reply = office.reply(office.take(0))
@@ -232,7 +308,11 @@ def test_a_run_hears_that_the_server_stops(office):
 
 def test_one_run_after_another(office):
     office.ask(0)
+    office.take(0)
+    office.grid.end()
     office.link.end()
     assert len(office.store) == 0
+    with pytest.raises(Refusal, match="nothing was asked"):
+        office.sites[0].spend(1)
     office.link.begin()
     assert office.ask(0, number=2)

@@ -99,8 +99,10 @@ def test_the_server_names_the_site_that_waits(tmp_path, capsys):
 def test_rounds_and_kinds_of_request_are_limited(made, folder):
     site = opened(made, folder, auto_approve=True, max_rounds=4)
     assert "5 rounds; this site allows 4" in greet(site)["error"]
-    site = opened(made, folder, max_rounds=5, requests=["train"])
-    assert greet(site)["client"] == 1
+    site = opened(made, folder, max_rounds=5, max_runs=2, requests=["train"])
+    assert [greet(site, run=run).get("client") for run in (RUN, OTHER, RUN)] == [1, 1, 1]
+    assert "2 runs of this experiment, and allows no more" in greet(site, run="c" * 32)["error"]
+    assert "no seat in run" in ask(site, "train", start(site), run="c" * 32)[0]["error"]
     assert set(ask(site, "train", start(site))[1]) == {"update"}
     for kind in ("score", "share", "personal"):
         head, parts = ask(site, kind, start(site), base=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import stat
@@ -16,12 +17,17 @@ from federation import small
 from federation.local_grid import grid_of
 from federation.running import PGFED, Running, free_port, until
 from federation.test_commands import mistake, pgfed
-from federation.test_strangers import context
+from federation.test_strangers import context, encrypted, said
 from pgfed.errors import UserError
 from pgfed.federation.folders import invitations, making
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder, digest, load_experiment
-from pgfed.federation.folders.invitations import Token, read_token
-from pgfed.federation.folders.keys import load_private, make_authority
+from pgfed.federation.folders.invitations import Token, prove, read_token
+from pgfed.federation.folders.keys import (
+    load_private,
+    load_public,
+    make_authority,
+    make_site_key,
+)
 from pgfed.federation.server import lobby
 from pgfed.federation.server.conduct import Options, conduct
 from pgfed.federation.site import joining
@@ -135,6 +141,30 @@ def test_the_same_key_does_not_get_two_seats(running, capsys, tmp_path):
     assert not running.folder.key(2).exists()
 
 
+def test_who_shows_an_invitation_first_and_a_key_last_does_not_get_the_seat(
+    running, capsys, tmp_path
+):
+    """A thief keeps his request open until the site has joined."""
+    token = invited(running, capsys, "site-04")
+    make_site_key(tmp_path / "his", tmp_path / "his.pub", "thief")
+    body = {
+        "key": (tmp_path / "his.pub").read_text(),
+        "proof": base64.b64encode(prove(load_private(tmp_path / "his"), token.secret)).decode(),
+    }
+    sent = json.dumps(body).encode()
+    head = f"POST /v1/pgfed/join HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n"
+    with encrypted(running) as thief:
+        thief.sendall(f"{head}pgfed-invitation: {token.secret}\r\n\r\n".encode())
+        joining.join(tmp_path / "site", token)
+        thief.sendall(sent)
+        answer = said(thief)
+    assert answer.startswith(b"HTTP/1.1 403")
+    assert b"was used, by another key" in answer
+    mine = load_public(tmp_path / "site" / "site.pub").public_numbers()
+    assert load_public(running.folder.key(4)).public_numbers() == mine
+    pgfed(capsys, "remove-site", running.folder.path, "site-04")
+
+
 def load_key_of(running, capsys, tmp_path) -> bytes:
     """The private key of a site that has joined at seat 3."""
     joining.join(tmp_path / "three", invited(running, capsys, "site-03"))
@@ -182,12 +212,14 @@ def test_an_invitation_ends_and_is_withdrawn(running, capsys, tmp_path):
     newer = invited(running, capsys, "site-02")
     with pytest.raises(UserError, match="no such invitation"):
         joining.join(tmp_path / "older", token)
+    assert pgfed(capsys, "remove-site", running.folder.path, "site-02")[0] == 0
+    with pytest.raises(UserError, match=r"no invitation is open|no such invitation"):
+        joining.join(tmp_path / "withdrawn", newer)
     short = invitations.invite(running.folder, 2, hours=1 / 3600)
     pgfed(capsys, "invite", running.folder.path, "site-04", "--hours", "1")  # the server looks
     until(lambda: time.time() > read(running, "site-02").ends, "it has ended", 10)
-    for late in (newer, short):
-        with pytest.raises(UserError, match="no such invitation"):
-            joining.join(tmp_path / "late", late)
+    with pytest.raises(UserError, match="no such invitation"):
+        joining.join(tmp_path / "late", short)
 
 
 def read(running, name: str) -> invitations.Invitation:
@@ -261,6 +293,19 @@ def test_a_site_takes_nothing_but_the_agreement_from_the_server(tmp_path):
         wrong = {**content, "agreement": {**content["agreement"], own: True}}
         with pytest.raises(UserError, match=own):
             making.write_site(site, wrong, b"")
+
+
+@pytest.mark.parametrize("key", ["federation", "server"])
+def test_nothing_of_the_servers_gets_into_files_for_the_sites_machine(tmp_path, key):
+    """The unit for systemd names the federation: a name of several lines would be a command."""
+    folder = small.make(tmp_path, approved=False)
+    content = making.handed(folder, 0)
+    content["agreement"][key] += "\n[Service]\nUser=root\nExecStartPre=/bin/touch stolen"
+    site = tmp_path / "joining"
+    site.mkdir()
+    with pytest.raises(UserError, match=key):
+        making.write_site(site, content, b"")
+    assert not any(site.iterdir())
 
 
 def test_seats_are_added_and_every_site_agrees_anew(tmp_path, capsys):

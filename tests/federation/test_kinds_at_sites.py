@@ -6,6 +6,8 @@ its name in both: its split, its batches, and in which rounds it takes part.
 
 from __future__ import annotations
 
+import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "segmentation": {"kind": "segmentation"},
     "own": {"kind": f"{OWN}:Quantile"},
 }
-METHODS = ["fedavg", "pgfed"]
+METHODS = ["fedavg-framed", "pgfed"]
 SCHEMA = {
     "target": "y",
     "classes": ["healthy", "sick"],
@@ -65,8 +67,10 @@ def experiment(kind: str, **changes: Any) -> dict[str, Any]:
     return wanted
 
 
-def federated(folder: Path, wanted: dict[str, Any], files: dict[str, str]) -> FederationFolder:
-    """A federation over these sites' files that has run."""
+def federated(
+    folder: Path, wanted: dict[str, Any], files: dict[str, str], later: list[str] | None = None
+) -> FederationFolder:
+    """A federation over these sites' files that has run; ``later``: methods that all took then."""
     (folder / "wanted.toml").write_text(tomli_w.dumps(wanted))
     place = folder / "federation"
     making.init(
@@ -79,6 +83,10 @@ def federated(folder: Path, wanted: dict[str, Any], files: dict[str, str]) -> Fe
         insecure=False,
         with_keys=True,
     )
+    if later is not None:
+        for file in (place / "experiment.toml", *place.glob("sites/*/experiment.toml")):
+            content = tomllib.loads(file.read_text())
+            file.write_text(tomli_w.dumps({**content, "methods": later, "method": {}}))
     sites = []
     for name in sorted(NAMES):
         own = place / "sites" / name
@@ -130,6 +138,21 @@ def test_sites_have_the_bits_of_a_simulation(tmp_path: Path, kind: str):
         assert list(told["client"]) == [name] * len(METHODS)
         gain = (told["final"] - told["local"]) * (-1 if kind == "own" else 1)
         assert list(told["gain"]) == pytest.approx(list(gain), abs=1e-8, nan_ok=True)
+
+
+def test_a_method_that_is_chosen_after_init_fits_the_task_as_well(tmp_path: Path):
+    """Where there are no classes, fedavg-framed is its blend alone, at the server and at sites."""
+    data = samples("regression")
+    for name, own in data.items():
+        np.savez(tmp_path / f"{name}.npz", **own)
+    (first, *_), files = NAMES, {n: f"npz:{tmp_path / n}.npz" for n in NAMES}
+    wanted = experiment("regression", methods=["fedavg"], data={"dataset": files[first]})
+    later = ["local", "fedavg-framed"]
+    federation = federated(tmp_path, wanted, files, later)
+    own = federation.path / "sites" / first / "models" / "small" / "fedavg-framed" / "seed-0"
+    manifest = json.loads((own / "manifest.json").read_text())
+    personal = manifest["hyperparameters"]["personal"]
+    assert (personal["frame"], personal["blend"]) == ("none", 0.3)
 
 
 def test_sites_with_tables_have_the_bits_of_a_simulation(tmp_path: Path):

@@ -19,11 +19,14 @@ from pgfed.federation.server.conduct import Options, conduct
 from pgfed.federation.site.answers import Site
 
 
-def test_a_site_is_shut_out_and_let_in_again_while_the_server_runs(tmp_path, capsys):
+def test_a_site_is_shut_out_and_let_in_again_while_the_server_runs(tmp_path, capsys, monkeypatch):
     with Running(tmp_path, cohort=1.0) as federation:
         place = federation.folder.path
+        monkeypatch.setattr(keys, "YEARS", 29 / 365)  # of a certificate that ends soon
+        assert pgfed(capsys, "renew-certificate", place)[0] == 0
         federation.site(1)
         federation.serve()
+        assert "server.crt ends on 20" in federation.said("server")
         until(lambda: "connected" in federation.said("site-1"), "it is there")
         mine = small.site_path(place, 1) / "site.pub"
         code, said = pgfed(capsys, "remove-site", place, "site-01")
@@ -60,6 +63,9 @@ def test_mistakes_with_sites(tmp_path, capsys):
     )
     assert pgfed(capsys, "remove-site", folder.path, "site-00")[0] == 0
     assert "empty already" in mistake(capsys, "remove-site", folder.path, "site-00")
+    assert "another site has this key: site-01" in mistake(
+        capsys, "add-site", folder.path, "site-00", "--key", str(pub)
+    )
     wrong = tmp_path / "wrong.pub"
     wrong.write_text("nonsense")
     said = mistake(capsys, "add-site", folder.path, "site-00", "--key", str(wrong))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
+import socket
 import subprocess
 from itertools import count
 
 import pytest
 
 from federation import small
+from federation.hostile import fleet_of
 from federation.local_grid import grid_of
 from federation.running import PGFED, Running, free_port, until
 from federation.small import assert_same_as_serial, history
@@ -88,6 +91,25 @@ def test_data_that_comes_late_a_second_start_and_the_end(tmp_path):
             assert federation.processes[name].wait(60) == 0, federation.said(name)
             assert "Traceback" not in federation.said(name)
         assert not federation.folder.socket.exists()
+
+
+def has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            return False
+        return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_a_server_at_an_address_of_ipv6(tmp_path):
+    with Running(tmp_path, host="[::1]") as federation:
+        federation.serve()
+        with contextlib.closing(fleet_of(small.site_folder(federation.folder, 0))) as fleet:
+            fleet.come()
+            assert fleet.node
+            fleet.go()
 
 
 def test_a_server_that_cannot_serve_any_more_ends(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import threading
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -50,7 +51,7 @@ class Door:
         await self.open.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    async def status(self, kind: str, size: int = 0, key=KEY_OF_A_SITE) -> int:
+    async def status(self, kind: str, size: int = 0, key=KEY_OF_A_SITE, more=()) -> int:
         stamp = datetime.now(UTC).isoformat()
         signature = KEY_OF_A_SITE.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))
         headers = {
@@ -60,7 +61,7 @@ class Door:
             b"content-length": str(size).encode(),
         }
         scope = {"type": "http", "method": "POST", "path": f"{FLEET}{kind}"}
-        scope |= {"headers": list(headers.items()), "connection": Connection()}
+        scope |= {"headers": [*more, *headers.items()], "connection": Connection()}
         found: list[int] = []
 
         async def send(message) -> None:
@@ -117,6 +118,37 @@ def test_who_is_not_admitted_and_what_is_too_large():
         assert codes == [401, 413, 413 if kind in PUSHES else 0], kind
 
 
+@pytest.mark.parametrize("name", [KEY, STAMP, SIGNATURE])
+def test_a_request_is_signed_once(name):
+    """Of two headers Flower takes the first: another's key, one that was shut out, say."""
+
+    async def look() -> int:
+        return await Door().status("send-node-heartbeat", more=[(name, b"AAAA")])
+
+    assert asyncio.run(look()) == 401
+
+
+def test_a_site_cannot_fill_the_log(monkeypatch, caplog):
+    now = [1000.0]
+    monkeypatch.setattr("pgfed.federation.flower.guard.time.monotonic", lambda: now[0])
+
+    async def look() -> None:
+        door = Door()
+        for _ in range(50):
+            assert await door.status("push-object", size=10) == 413
+            now[0] += 0.1
+        assert len(caplog.records) == 1
+        for number in range(50):  # always something else
+            door.visitor.complain(f"clock {number} s ahead")
+            now[0] += 1
+        assert len(caplog.records) == 6
+        now[0] += 3600
+        await door.status("push-object", size=10)
+        assert caplog.messages[-1] == "site-00 refused: nothing was asked"
+
+    asyncio.run(look())
+
+
 class Enough(Exception):
     pass
 
@@ -133,7 +165,7 @@ class Fleet:
     def come(self) -> None:
         self.came += 1
 
-    def receive(self, seconds: float):
+    def receive(self, seconds: float, most: int):
         if not self.failures:
             raise Enough
         raise self.failures.pop(0)
@@ -160,9 +192,9 @@ def test_a_site_outlives_every_refusal(monkeypatch):
         httpx.ReadTimeout("too late"),
         Unreadable("cut short"),
     ]
-    fleet, said = Fleet(failures), []
+    fleet, said, site = Fleet(failures), [], SimpleNamespace(longest=1000)
     with pytest.raises(Enough):
-        Attendance(None, fleet, said.append, threading.Event()).go_on()
+        Attendance(site, fleet, said.append, threading.Event()).go_on()
     assert not fleet.failures
     assert (fleet.came, fleet.gone) == (2, True)
     assert said.count("the server refuses (503): because 503") == 1

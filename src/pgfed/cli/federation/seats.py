@@ -19,17 +19,18 @@ SiteName = Annotated[str, typer.Argument(metavar="SITE", help="Its name, as site
 
 @group.command("remove-site")
 def remove_site(folder: Folder, name: SiteName) -> None:
-    """Shut a site out, at once; its seat stays empty until `add-site` gives it to somebody."""
+    """Shut a site out, at once, and withdraw its invitation; its seat is empty then."""
     from pgfed.federation.folders.folder import FederationFolder
     from pgfed.federation.folders.invitations import withdraw
 
     place = FederationFolder(folder)
     key = place.key(place.seat(name))
-    if not key.is_file():
+    admitted, invited = key.is_file(), withdraw(place, name)
+    if not (admitted or invited):
         raise UserError(f"{name}: has no key in {key.parent}; its seat is empty already")
-    key.unlink()
-    withdraw(place, name)
-    print(f"{name}: removed; {_admitted(place)}")
+    key.unlink(missing_ok=True)
+    done = "removed" if admitted else "its invitation is withdrawn"
+    print(f"{name}: {done}; {_admitted(place)}")
 
 
 @group.command("add-site")
@@ -41,14 +42,14 @@ def add_site(
     """Admit a site to an empty seat by its public key, which it made itself."""
     from pgfed.engine.storage.durable import write_atomic
     from pgfed.federation.folders.folder import FederationFolder
-    from pgfed.federation.folders.invitations import withdraw
+    from pgfed.federation.folders.invitations import check_new, withdraw
     from pgfed.federation.folders.keys import load_public
 
     place = FederationFolder(folder)
     own = place.key(place.seat(name))
     if own.is_file():
         raise UserError(f"{name}: has a key already; `remove-site` takes it away")
-    load_public(key)
+    check_new(place, name, load_public(key))
     withdraw(place, name)
     write_atomic(own, key.read_bytes())
     print(f"{name}: added; {_admitted(place)}")

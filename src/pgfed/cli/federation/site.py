@@ -11,7 +11,7 @@ import typer
 
 from pgfed.cli.federation.common import group, keep_log, say
 from pgfed.cli.options import ModulePath
-from pgfed.errors import UserError
+from pgfed.errors import UserError, one_line
 
 SiteDir = Annotated[Path, typer.Argument(metavar="SITE_DIR", help="The site's folder.")]
 
@@ -83,7 +83,7 @@ def approve(
     place = SiteFolder(folder)
     experiment, methods = load_experiment(place.experiment_file, place.allowed)
     for line in house.asks(place, experiment, methods):
-        print(line)
+        print(one_line(line))  # the server wrote it
     if not yes and not typer.confirm("Take part in it?"):
         raise typer.Exit(1)
     house.approve(place, experiment)

@@ -112,8 +112,13 @@ class LinkGrid:
             for name in names:
                 ask = self._asks.pop(name, None)
                 if ask is not None:
-                    self._link.forget(name, ask.reply)
+                    self._link.forget(name)
                     self._loop.call_soon_threadsafe(ask.visitor.settle, name)
+
+    def end(self) -> None:
+        """The run is over: what a site was asked in it and has not answered counts no more."""
+        with self._lock:
+            self.forget(list(self._asks))
 
     def stop(self) -> None:
         """Whoever waits for messages hears of it."""
@@ -143,7 +148,7 @@ class LinkGrid:
                 except Unreadable:
                     continue  # the run is told when it looks
                 if not whole and not ask.failed:
-                    self._link.send_again(ask.bare, ask.reply)
+                    self._link.send_again(ask.bare)
                     ask.reply = None
                     visitor.used = 0
                     visitor.bell.set()

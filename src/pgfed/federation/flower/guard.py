@@ -44,6 +44,7 @@ AGREEMENT = f"{OURS}agreement"
 AT_ONCE = 8  # requests of one site, and connections
 HOLD = 20.0  # seconds until a site that asks for messages hears that there are none
 BODY = 60.0  # seconds that a body may take to come
+QUIET = (600.0, 10.0)  # seconds between two lines of the log about a site: the same, and others
 
 # An ASGI application, as uvicorn serves it
 Scope = MutableMapping[str, Any]
@@ -87,6 +88,7 @@ class Visitor:
     over: bool = False  # it sent more
     busy: int = 0  # requests at this moment
     connections: list[Connection] = field(default_factory=list)  # oldest first
+    told: tuple[str, float] = ("", 0.0)  # what the log last said of it, and when
     polls: int = 0  # of these requests for messages, the number of the last
     bell: asyncio.Event = field(default_factory=asyncio.Event)  # there is a message for it
 
@@ -99,6 +101,14 @@ class Visitor:
         if len(self.connections) > AT_ONCE:
             self.connections.pop(0).drop()
         connection.introduce()
+
+    def complain(self, why: str) -> None:
+        """Into the log, which a site cannot fill, so that older lines are rotated away."""
+        before, when = self.told
+        now = time.monotonic()
+        if not before or now - when > QUIET[why != before]:
+            log.warning("%s refused: %s", self.name, why)
+            self.told = why, now
 
     def expect(self, message: str, size: int) -> None:
         self.expected[message] = size
@@ -158,6 +168,9 @@ class Guard:
     def _recognise(self, scope: Scope) -> Visitor:
         """The site whose signature this request has."""
         headers = dict(scope["headers"])
+        signed = [name for name, _ in scope["headers"] if name in (KEY, STAMP, SIGNATURE)]
+        if len(signed) > len(set(signed)):  # Flower would look at others than we do
+            raise Refusal(401, "signed twice")
         try:
             visitor = self.visitors.get(b64decode(headers[KEY], validate=True))
             stamp = headers[STAMP].decode("ascii")
@@ -174,8 +187,7 @@ class Guard:
         if not -AHEAD < age < BEHIND:
             side = "ahead of" if age < 0 else "behind"
             why = f"clock {abs(age):.0f} s {side} the server's"
-            if visitor.refused != why:
-                log.warning("%s refused: %s", visitor.name, why)
+            visitor.complain(why)
             visitor.refused = why
             raise Refusal(401, why)
         visitor.meet(scope["connection"])
@@ -197,7 +209,7 @@ class Guard:
                 try:
                     visitor.spend(size)
                 except Refusal as refusal:
-                    log.warning("%s refused: %s", visitor.name, refusal)
+                    visitor.complain(str(refusal))
                     raise
             yield
         finally:
@@ -275,6 +287,10 @@ def _impatient(receive: Receive, connection: Connection) -> Receive:
 
 async def respond(send: Send, status: int, body: bytes) -> None:
     """The connection is closed: whatever else was to come on it is not read."""
-    headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
+    headers = [
+        (b"content-type", b"text/plain"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

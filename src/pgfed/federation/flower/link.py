@@ -5,7 +5,6 @@ A site does not import it: Flower's state brings a database's library with it.
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 from fastapi import FastAPI
@@ -43,10 +42,8 @@ from flwr.superlink.routers.fleet.router import router as fleet
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
-from pgfed.federation.flower.private import Unreadable
+from pgfed.federation.flower.private import MAX_OBJECTS, Unreadable, check_arrays
 from pgfed.federation.flower.shelf import Shelf
-
-MAX_OBJECTS = 10_000  # of one message: more than any model of ours is split into
 
 
 class Store(ObjectStore):
@@ -97,12 +94,62 @@ class Store(ObjectStore):
         return len(self.asks) + len(self.replies)
 
 
+class Replies(InMemoryLinkState):
+    """Flower's state, which takes from sites replies to what they were asked, and nothing else.
+
+    Flower itself also takes messages that a site writes in the server's name, and objects that hang
+    on another name than their reply's: these would stay for as long as the run. So would what is
+    noted of a reply whose objects do not come.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(NoOpFederationManager(simulation=False), store)
+        self._objects = store.replies
+
+    def store_message_and_object_tree(
+        self, message: Message, object_tree: ObjectTree, session_id: str
+    ) -> tuple[bool, list[str]]:
+        about = message.metadata
+        answers = about.reply_to_message_id and about.message_id == object_tree.object_id
+        if answers:
+            stored, missing = super().store_message_and_object_tree(
+                message, object_tree, session_id
+            )
+            if stored:
+                return stored, missing
+        self._cleanup_push_session(session_id, cleanup_messages=False)
+        return False, []
+
+    def delete_messages(self, message_ins_ids: set[str]) -> None:
+        """With all of their replies, whether somebody has looked at these or not."""
+        with self.lock:
+            known = self.message_ins_id_to_message_res_id
+            replies = [known[name] for name in message_ins_ids if name in known]
+            super().delete_messages(message_ins_ids)
+            for name in replies:
+                session = self._object_push_session_by_root.get(name)
+                if session is not None:
+                    self._cleanup_push_session(session, cleanup_messages=False)
+                self._objects.drop(name)
+
+    def store_object(
+        self, run_id: int, session_id: str, object_id: str, object_content: bytes
+    ) -> bool:
+        with self.lock:  # Flower takes its two locks in one order here, and in the other above
+            return bool(super().store_object(run_id, session_id, object_id, object_content))
+
+    def get_object(self, run_id: int, object_id: str) -> bytes | None:
+        with self.lock:
+            found: bytes | None = super().get_object(run_id, object_id)
+            return found
+
+
 class Link:
     """Flower's link state in this process, with a node for each key."""
 
     def __init__(self) -> None:
         self._store = Store()
-        self._state = InMemoryLinkState(NoOpFederationManager(simulation=False), self._store)
+        self._state = Replies(self._store)
         self._nodes: dict[bytes, int] = {}  # by the key's PEM
         self._run = self._task = 0
 
@@ -180,16 +227,13 @@ class Link:
                 self._store.asks.put(missing, objects[missing].deflate())
         bare = remove_content_from_message(message)
         if self._state.store_message_ins(bare) is None:
-            self.forget(name, None)
+            self.forget(name)
             raise Unreadable("the message could not be sent")
         return name, bare
 
-    def send_again(self, bare: Message, reply: Message | None) -> None:
+    def send_again(self, bare: Message) -> None:
         """As if it had never been delivered."""
-        name = bare.metadata.message_id
-        self._state.delete_messages({name})
-        if reply is not None:
-            self._store.replies.drop(reply.metadata.message_id)
+        self._state.delete_messages({bare.metadata.message_id})
         bare.metadata.delivered_at = ""
         self._state.store_message_ins(bare)
 
@@ -215,28 +259,16 @@ class Link:
             wanted += get_object_head_values_from_object_content(content)[1]
         return found
 
-    def forget(self, name: str, reply: Message | None) -> None:
+    def forget(self, name: str) -> None:
         """Nobody waits for an answer to this message any more."""
         self._state.delete_messages({name})
-        if reply is not None:
-            self._store.replies.drop(reply.metadata.message_id)
         self._store.asks.drop(name)
         self._store.trees.pop(name, None)
 
 
 def inflate(reply: Message, contents: dict[str, bytes], most: int) -> Message:
-    """The message that these objects make; ``most``: bytes that its arrays may take.
-
-    An array may name one chunk many times, so that few bytes on the way become many in memory.
-    """
-    total = 0
-    for content in contents.values():
-        kind, children, length = get_object_head_values_from_object_content(content)
-        if kind == "Array":
-            body = json.loads(content[len(content) - length :])
-            total += sum(len(contents[children[i]]) for i in body["arraychunk_ids"])
-        if total > most:
-            raise Unreadable(f"its arrays take more than the {most} bytes expected")
+    """The message that these objects make; ``most``: bytes that its arrays may take."""
+    check_arrays(contents, most)
     name = reply.metadata.message_id
     message = inflate_object_from_contents(name, contents)
     if not isinstance(message, Message):

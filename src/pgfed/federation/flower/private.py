@@ -8,8 +8,12 @@ without it.
 
 from __future__ import annotations
 
+import json
 import logging
+import threading
+from collections.abc import Callable, Mapping
 
+import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
 from flwr.app.message.message import remove_content_from_message
@@ -32,6 +36,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
+    get_object_head_values_from_object_content,
     get_object_tree,
     iterate_object_tree,
     no_object_id_recompute,
@@ -61,11 +66,25 @@ KEY, STAMP, SIGNATURE = (
 AHEAD = SYSTEM_TIME_TOLERANCE  # seconds that a site's clock may be ahead of the server's
 BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE  # and behind
 CHUNK = 5 * 2**20  # bytes of an array that travel in one request
+MAX_OBJECTS = 10_000  # of one message: more than any model of ours is split into
+LONGEST = CHUNK + (1 << 16)  # bytes of an answer of the server's
 logging.getLogger("flwr").setLevel(logging.CRITICAL)  # we say what happens, in our own words
 
 
 class Unreadable(Exception):
     """What was received does not make a message; says why."""
+
+
+def check_arrays(contents: Mapping[str, bytes], most: int) -> None:
+    """An array may name one chunk many times, so that few bytes on the way are many in memory."""
+    total = 0
+    for content in contents.values():
+        kind, children, length = get_object_head_values_from_object_content(content)
+        if kind == "Array":
+            body = json.loads(content[len(content) - length :])
+            total += sum(len(contents[children[i]]) for i in body["arraychunk_ids"])
+        if total > most:
+            raise Unreadable(f"its arrays take more than the {most} bytes expected")
 
 
 # -- a site ------------------------------------------------------------------------------------
@@ -87,6 +106,9 @@ class Fleet:
         self._client = FleetHttpClient.from_server_address(
             address, insecure, authority, interceptors=[NodeAuthHttpInterceptor(key, public)]
         )
+        # Flower would follow the server to any address, and read whatever it sends.
+        self._client._client.follow_redirects = False
+        self._client._client.event_hooks = {"response": [_check_length]}
         self._node = Node()
 
     @property
@@ -109,14 +131,17 @@ class Fleet:
             SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=interval)
         )
 
-    def receive(self, seconds: float) -> Message | None:
-        """The next message, whole; None if there is none within the server's patience."""
+    def receive(self, seconds: float, most: int) -> Message | None:
+        """The next message, whole; None if there is none within the server's patience.
+
+        ``most``: bytes that it may have.
+        """
         try:
-            return self._receive(seconds)
+            return self._receive(seconds, most)
         except (ObjectPullError, *UNREADABLE) as error:
             raise Unreadable(f"{type(error).__name__}: {error}") from None
 
-    def _receive(self, seconds: float) -> Message | None:
+    def _receive(self, seconds: float, most: int) -> Message | None:
         found = self._client.PullMessages(PullMessagesRequest(node=self._node))
         if not found.messages_list:
             return None
@@ -125,7 +150,10 @@ class Fleet:
             self._client.PullObject, self._node, head.metadata.run_id
         )
         names = list({tree.object_id for tree in iterate_object_tree(tree)})
-        contents = pull_objects(names, pull, max_time=seconds)
+        if len(names) > MAX_OBJECTS:
+            raise Unreadable(f"more than {MAX_OBJECTS} objects")
+        contents = pull_objects(names, _bounded(pull, most), max_time=seconds)
+        check_arrays(contents, most)
         message = inflate_object_from_contents(tree.object_id, contents)
         if not isinstance(message, Message):
             raise Unreadable(f"a {type(message).__name__}, not a message")
@@ -153,6 +181,31 @@ class Fleet:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _check_length(response: httpx.Response) -> None:
+    """Before the body is read. What is encoded, or sent in chunks, may be longer than it says."""
+    length = response.headers.get("content-length", "")
+    hidden = {"content-encoding", "transfer-encoding"} & set(response.headers)
+    if hidden or not length.isdecimal() or int(length) > LONGEST:
+        why = f"its answer has no length, or one above {LONGEST} bytes"
+        raise httpx.RemoteProtocolError(why, request=response.request)
+
+
+def _bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:
+    """The same, until so many bytes have come."""
+    left, lock = most, threading.Lock()
+
+    def counted(name: str) -> bytes:
+        nonlocal left
+        content = pull(name)
+        with lock:
+            left -= len(content)
+            if left < 0:
+                raise ObjectPullError(name, f"the message is larger than {most} bytes")
+        return content
+
+    return counted
 
 
 def refusal(message: Message, why: str) -> Message:

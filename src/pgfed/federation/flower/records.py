@@ -31,7 +31,15 @@ _TYPES: dict[str, tuple[torch.dtype, np.dtype[Any]]] = {
 _NAMES = {dtype: name for name, (dtype, _) in _TYPES.items()}
 
 # What Flower's own reading of a made-up message can end in; a broken connection is none of these.
-UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, DecodeError)
+UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    DecodeError,
+)
 
 Head = dict[str, Any]  # what a message is about: strings, numbers, bytes
 

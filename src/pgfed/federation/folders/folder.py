@@ -118,6 +118,7 @@ class SiteFile(Agreement):
     allow_modules: list[str] = Field(default_factory=list)  # that the experiment may import here
     auto_approve: bool = False  # take part in whatever experiment.toml asks, without `approve`
     max_rounds: int | None = Field(default=None, ge=1)  # that an experiment may have
+    max_runs: int | None = Field(default=None, ge=1)  # of one experiment
     answers_per_round: int = Field(default=5, ge=1)  # different questions of each kind
     min_batch: int = Field(default=1, ge=1)  # samples that a step of training is computed from
     max_step: float | None = Field(default=None, gt=0)  # length of an update, or of a gradient
@@ -280,7 +281,12 @@ def is_loopback(host: str) -> bool:
 
 
 def check_agreement(agreement: Agreement) -> None:
-    """Each site has a name of its own, and without TLS nobody listens from elsewhere."""
+    """Each site has a name of its own, and without TLS nobody listens from elsewhere.
+
+    A site is handed all of it by the server, and puts names into files for its machine.
+    """
+    check_folder("federation", agreement.federation)
+    split_address(agreement.server)
     for name in agreement.sites:
         check_folder("sites", name)
     if agreement.sites and len({name.lower() for name in agreement.sites}) != agreement.seats:

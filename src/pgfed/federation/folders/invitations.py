@@ -31,7 +31,7 @@ from pgfed.federation.folders.folder import (
     is_loopback,
     split_address,
 )
-from pgfed.federation.folders.keys import public_line
+from pgfed.federation.folders.keys import load_public, public_line
 
 PLAIN = "insecure"  # stands for the fingerprint where there is no TLS
 _SECRET = r"[A-Za-z0-9_-]{43}"  # 32 bytes
@@ -130,8 +130,21 @@ def keep(folder: FederationFolder, invitation: Invitation) -> None:
     write_atomic(path, json.dumps(asdict(invitation)) + "\n")
 
 
-def withdraw(folder: FederationFolder, name: str) -> None:
-    _path(folder, name).unlink(missing_ok=True)
+def withdraw(folder: FederationFolder, name: str) -> bool:
+    """Whether there was one."""
+    path = _path(folder, name)
+    known = path.is_file()
+    path.unlink(missing_ok=True)
+    return known
+
+
+def check_new(folder: FederationFolder, name: str, key: ec.EllipticCurvePublicKey) -> None:
+    """Two seats with one key would be nobody's."""
+    agreement = folder.agreement
+    for client, other in enumerate(agreement.names):
+        file = folder.key(client)
+        if other != name and file.is_file() and key_name(load_public(file)) == key_name(key):
+            raise UserError(f"another site has this key: {other}")
 
 
 def invitations(folder: FederationFolder) -> dict[str, Invitation]:

@@ -27,7 +27,6 @@ from pgfed.federation.folders.folder import (
     check_agreement,
     check_federated,
     read_table,
-    split_address,
 )
 
 if TYPE_CHECKING:
@@ -111,6 +110,7 @@ def write_site(path: Path, content: dict[str, Any], authority: bytes) -> None:
     What is handed out comes from the server: of it, nothing but the agreement gets into site.toml.
     """
     agreement = check(Agreement, content["agreement"])
+    check_agreement(agreement)
     given = {"client": content["client"], **agreement.model_dump()}
     own: dict[str, Any] = OWN
     if (path / "site.toml").is_file():
@@ -208,7 +208,6 @@ def _agreement(
         "targets": form,
         "insecure": insecure,
     }
-    split_address(server)
     if len(set(classes)) < len(classes):
         raise UserError("--classes: each class once")
     return check(Agreement, content)

@@ -24,11 +24,11 @@ SITE_HEAD = """\
 # and models; they must be installed here, and are programs: look at them first.
 # `auto_approve`: take part in whatever experiment.toml here says, without
 # `pgfed federation approve`.
-# More limits may be added: `max_rounds` of an experiment; `min_batch`, the fewest samples that a
-# step of training is computed from; `max_step`, the longest step from the model that was sent, and
-# the longest gradient, that may leave; `answers_per_round`, how many different
-# questions of a kind are answered in one round (5); `requests`, the kinds that are answered at all
-# (train, score, share, personal).
+# More limits may be added: `max_rounds` of an experiment, and `max_runs` of it; `min_batch`, the
+# fewest samples that a step of training is computed from; `max_step`, the longest step from the
+# model that was sent, and the longest gradient, that may leave; `answers_per_round`, how many
+# different questions of a kind are answered in one round (5); `requests`, the kinds that are
+# answered at all (train, refresh, score, share, personal).
 # The rest must be as at the server. site.key is this site's identity: show it to nobody.
 
 """

@@ -18,6 +18,7 @@ import numpy as np
 
 from pgfed.config.tables import FORMAT
 from pgfed.engine.callbacks import Observer, Record
+from pgfed.engine.personal import fitted
 from pgfed.engine.rounds import Run
 from pgfed.engine.runs import run_method
 from pgfed.engine.setup import Setup
@@ -67,6 +68,7 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     by_name = experiment.data.draws == "by-name"
     federation = folder.agreement.without_data(by_name=by_name)
     task = make_model(folder.agreement, experiment, experiment.seeds[0], federation)
+    methods, experiment = fitted(methods, experiment, task)
     model, head = model_of(folder.agreement, experiment), experiment.model.head
     table = replace(experiment.task, metric=task.objective.metric)
     written = replace(experiment, format=FORMAT, task=table)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from pgfed.engine.storage.durable import write_atomic
-from pgfed.errors import one_line
+from pgfed.errors import UserError, one_line
 from pgfed.federation.flower.guard import (
     AGREEMENT,
     Receive,
@@ -33,13 +33,13 @@ from pgfed.federation.flower.guard import (
 from pgfed.federation.folders.folder import FederationFolder
 from pgfed.federation.folders.invitations import (
     Invitation,
+    check_new,
     invitations,
     keep,
-    key_name,
     redeem,
     secret_hash,
 )
-from pgfed.federation.folders.keys import load_public, public_line
+from pgfed.federation.folders.keys import public_line
 from pgfed.federation.folders.making import handed
 
 LONGEST = 4096  # bytes of a request to join
@@ -89,31 +89,35 @@ class Lobby:
         address = scope["client"][0] if scope.get("client") else ""
         self._check_patience(address)
         secret = dict(scope["headers"]).get(SECRET, b"").decode("ascii", "replace")
-        invitation = self._open.get(secret_hash(secret))
-        if invitation is None:
-            self._count_wrong(address)
-            raise Refusal(401, "no such invitation: it has ended, was withdrawn, or never was")
+        self._invitation(secret, address)
         if length(scope) > LONGEST:
             raise Refusal(413, f"allowed: {LONGEST} bytes")
         body = await _body(receive)
+        invitation = self._invitation(secret, address)  # another may have used it meanwhile
         try:
             content = json.loads(body)
             public, proof = content["key"].encode("ascii"), base64.b64decode(content["proof"])
             used, key = redeem(invitation, secret, public, proof)
-            self._check_new(used, key)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            check_new(self._folder, used.site, key)
+        except (
+            UserError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             why = one_line(str(error))
             log.warning("%s, joining from %s, refused: %s", invitation.site, address, why)
             raise Refusal(403, why) from None
         return self._take_in(used, key, address)
 
-    def _check_new(self, used: Invitation, key: ec.EllipticCurvePublicKey) -> None:
-        """Two seats with one key would be nobody's."""
-        seats = range(self._folder.agreement.seats)
-        others = [i for i in seats if i != self._folder.seat(used.site)]
-        files = [file for i in others if (file := self._folder.key(i)).is_file()]
-        if any(key_name(load_public(file)) == used.key for file in files):
-            raise ValueError("another site has this key")
+    def _invitation(self, secret: str, address: str) -> Invitation:
+        found = self._open.get(secret_hash(secret))
+        if found is None or found.left <= 0:
+            self._count_wrong(address)
+            raise Refusal(401, "no such invitation: it has ended, was withdrawn, or never was")
+        return found
 
     def _take_in(self, used: Invitation, key: ec.EllipticCurvePublicKey, address: str) -> bytes:
         seat = self._folder.seat(used.site)

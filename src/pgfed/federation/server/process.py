@@ -74,8 +74,7 @@ class Server:
             arrives=lambda visitor: self._link.gone(visitor.node),
             wants=self._grid.send_again,
         )
-        host = "127.0.0.1" if is_loopback(agreement.host) else "0.0.0.0"
-        gate = Gate(guard, host, agreement.port, self._tls())
+        gate = Gate(guard, _interface(agreement.host), agreement.port, self._tls())
         async with (
             listening(self._folder, self._commands),
             _beside(gate.serve(), stop),
@@ -124,6 +123,7 @@ class Server:
         except Exception:
             log.exception("the run failed")
         finally:
+            self._grid.end()
             self._link.end()
 
     def _conducted(self, options: Options) -> bool:
@@ -225,6 +225,14 @@ class Server:
             "sites": sites,
             "invited": self._lobby.invited,
         }
+
+
+def _interface(host: str) -> str:
+    """What to listen on: this machine alone where its address is, else all of it; IPv6 where the
+    address is one, and not unasked, as firewalls may know IPv4 alone."""
+    if ":" in host:
+        return "::1" if is_loopback(host) else "::"
+    return "127.0.0.1" if is_loopback(host) else "0.0.0.0"
 
 
 @contextlib.asynccontextmanager

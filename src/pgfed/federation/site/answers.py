@@ -23,18 +23,21 @@ from torch import Tensor
 
 from pgfed.engine.client import ClientSide
 from pgfed.engine.compression import Damaged
+from pgfed.engine.personal import fitted
 from pgfed.engine.privacy import adapted
 from pgfed.federation.flower.records import BadRecord, Head, field, pack, unpack
 from pgfed.federation.folders.folder import SiteFolder, digest, load_experiment
 from pgfed.federation.folders.keys import load_private, sign_claim
-from pgfed.federation.folders.models import frozen_digests, make_side
+from pgfed.federation.folders.models import frozen_digests, make_model, make_side
 from pgfed.federation.site import arriving, keeping, private
 from pgfed.federation.site import data as sitedata
 from pgfed.federation.site.house import (
     Refused,
     Seat,
     check_agreed,
+    check_asked,
     check_consent,
+    check_questions,
     facts_of,
     salted,
     told_of,
@@ -61,6 +64,9 @@ class Site:
         name, at = (data, Path.cwd()) if data else (self.file.data, folder.path)
         divided = adapted(self.experiment) if self.file.private.on else self.experiment
         self.federation = sitedata.load(folder, name, divided.data, at)
+        task = make_model(self.file, self.experiment, self.experiment.seeds[0], self.federation)
+        self.methods, _ = fitted(self.methods, self.experiment, task)
+        self.longest = arriving.longest(task, self.file.seats)  # bytes of a message
         self._private = private.made(
             folder, self.experiment, self.methods, self.federation, name, at
         )
@@ -326,10 +332,7 @@ class Site:
     # -- what may be asked, and what has left --------------------------------------------------
 
     def _permit(self, head: Head, parts: Parts) -> dict[str, Any]:
-        """Only in a run that greeted this site, and within the site's limits; the question.
-
-        To ask the same again reveals nothing more. Different questions in one round do.
-        """
+        """Only in a run that greeted this site, and within the site's limits; the question."""
         self._seat(head).hold(self._facts)
         kind = head["stage"]
         if kind not in self.file.requests:
@@ -341,12 +344,7 @@ class Site:
             raise Refused(f"found the parts {sorted(parts)!r:.80}, expected the message alone")
         arriving.check("message", self._opened(head, parts["message"]), side.form, self.file.seats)
         question = arriving.question(head, parts)
-        before = self._record.questions(**about)
-        if len(before | {question}) > self.file.answers_per_round:
-            raise Refused(
-                f"round {head['round']}: {len(before)} different questions were answered; "
-                "this site allows no more (answers_per_round in its site.toml)"
-            )
+        check_questions(self._record.questions(**about) | {question}, head["round"], self.file)
         return {**about, "question": question}
 
     def _opened(self, head: Head, sent: State) -> State:
@@ -371,15 +369,7 @@ class Site:
 
     def _work(self, head: Head) -> tuple[ClientSide, States, int]:
         """What the request is about; only what this site's own experiment holds."""
-        method, seed = field(head, "method", str), field(head, "seed", int)
-        round = field(head, "round", int)
-        if field(head, "client", int) != self.client:
-            raise Refused(f"a message for client {head['client']}, this is client {self.client}")
-        if method not in self.methods or seed not in self.experiment.seeds:
-            raise Refused(f"{method!r:.40}, seed {seed} is not in this site's experiment")
-        once_more = head["stage"] == "refresh" and self.methods[method].personal.refresh
-        if not 0 <= round <= self.experiment.rounds + once_more:
-            raise Refused(f"round {round}; the experiment has {self.experiment.rounds}")
+        method, seed, round = check_asked(head, self.client, self.experiment, self.methods)
         return self._side(method, seed), self._states(head, method), round
 
     def _side(self, method: str, seed: int) -> ClientSide:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 
 import torch
@@ -19,9 +20,18 @@ from pgfed.engine.replies import Form, refusal
 from pgfed.federation.flower.records import Head
 from pgfed.federation.site.house import Refused
 from pgfed.methods.values import Kind, State
+from pgfed.model.task import Task
 
+NUMBERS = 1 << 20  # bytes of a message beside its arrays
 ROWS = 16  # that a stack of models or gradients may have where there are fewer seats
 KINDS: tuple[Kind, ...] = ("model", "own", "gradient", "classes", "prototypes")
+
+
+def longest(task: Task, seats: int) -> int:
+    """Bytes of a message: a stack of everything that has a shape here. No method sends more."""
+    form = Form(task.layout, "all", task.outputs, task.width)
+    values = sum(math.prod(form.shape(kind, {})) for kind in KINDS)
+    return 4 * values * max(seats, ROWS) + NUMBERS
 
 
 def check(name: str, part: State, form: Form, seats: int) -> None:

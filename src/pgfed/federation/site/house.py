@@ -31,7 +31,7 @@ from pgfed.engine.replies import Form
 from pgfed.engine.storage.durable import DamagedFile, write_atomic
 from pgfed.errors import UserError
 from pgfed.federation.flower.records import BadRecord, Head, field
-from pgfed.federation.folders.folder import SiteFolder, digest
+from pgfed.federation.folders.folder import SiteFile, SiteFolder, digest
 from pgfed.federation.folders.models import make_model
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.registry import BASELINE
@@ -133,6 +133,31 @@ def check_consent(
         )
 
 
+def check_asked(
+    head: Head, client: int, experiment: Experiment, methods: Mapping[str, Algorithm]
+) -> tuple[str, int, int]:
+    """Method, seed and round of a request; only what this site's own experiment holds."""
+    method, seed = field(head, "method", str), field(head, "seed", int)
+    round = field(head, "round", int)
+    if field(head, "client", int) != client:
+        raise Refused(f"a message for client {head['client']}, this is client {client}")
+    if method not in methods or seed not in experiment.seeds:
+        raise Refused(f"{method!r:.40}, seed {seed} is not in this site's experiment")
+    once_more = head["stage"] == "refresh" and methods[method].personal.refresh
+    if not 0 <= round <= experiment.rounds + once_more:
+        raise Refused(f"round {round}; the experiment has {experiment.rounds}")
+    return method, seed, round
+
+
+def check_questions(questions: set[str], round: int, site: SiteFile) -> None:
+    """To ask the same again reveals nothing more. Different questions in one round do."""
+    if len(questions) > site.answers_per_round:
+        raise Refused(
+            f"round {round}: {len(questions) - 1} different questions were answered; this site "
+            "allows no more (answers_per_round in its site.toml)"
+        )
+
+
 def asks(folder: SiteFolder, experiment: Experiment, methods: Mapping[str, Algorithm]) -> list[str]:
     """What an experiment would have this site do and give, for the one who decides."""
     site = folder.file
@@ -221,15 +246,29 @@ class Seat:
         """
         if not self._path.is_file():
             self._path.parent.mkdir(exist_ok=True)
+            agreed = digest(self._folder.file, experiment)
+            self._check_more(agreed)
             when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
             known = {"experiment": experiment.name, "began": when, "salt": secrets.token_hex(16)}
-            self._write({**known, "facts": facts})
+            self._write({**known, "digest": agreed, "facts": facts})
         known = self.check()
         if accept:
             self._write({**known, "facts": facts, "accepted": True})
         else:
             self.hold(facts)
         return str(known["salt"])
+
+    def _check_more(self, agreed: str) -> None:
+        """A new run may ask everything again: how many there are is this site's to say."""
+        most = self._folder.file.max_runs
+        if most is None:
+            return
+        runs = [json.loads(path.read_text()) for path in self._path.parent.glob("*.json")]
+        if sum(run.get("digest") == agreed for run in runs) >= most:
+            raise Refused(
+                f"this site has taken part in {most} runs of this experiment, and allows no more "
+                "(max_runs in its site.toml)"
+            )
 
     @property
     def accepted(self) -> bool:

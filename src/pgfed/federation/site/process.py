@@ -94,7 +94,7 @@ class Attendance:
             self._fleet.come()
             self._here = True
             self._say("connected")
-        message = self._fleet.receive(RECEIVE)
+        message = self._fleet.receive(RECEIVE, self._site.longest)
         if message is not None:
             self._fleet.answer(self._reply(message))
         self._wait, self._told = AGAIN[0], ""
