@@ -65,6 +65,17 @@ FILE_MISTAKES = {
         ["data.classes_per_client", "11"],
     ),
     "everything is test": ("[data]\ntest_share = 1.0", ["data.test_share", "1.0"]),
+    "a word for a switch": (
+        '[data]\nstratify = "yes"',
+        ["data.stratify: found 'yes'", "'auto' or true"],
+    ),
+    "misspelt weights": (
+        '[task]\nclass_weights = "balance"',
+        [
+            "task.class_weights: found 'balance' (did you mean 'balanced'?)",
+            "'none', 'balanced' or a",
+        ],
+    ),
     "resizing what has one size": ("[data]\nimage_size = 32", ["data.image_size", "digits"]),
     "run on arrays": ('[data]\ndataset = "memory"', ["data.dataset", "npz:PATH"]),
     "unknown model": ('[model]\nname = "mlpp"', ["model.name", "'mlp'"]),

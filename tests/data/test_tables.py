@@ -202,6 +202,7 @@ def test_targets_that_are_numbers(tmp_path: Path):
     ("change", "words"),
     [
         (("target", "aim"), "aim: unknown key; allowed: target, classes"),
+        (("classes", "clases"), "clases: unknown key (did you mean 'classes'?); allowed: target"),
         (("min = -1000", "least = 1"), "numeric.amount.least: unknown key; allowed: min, max"),
         (("max = 1000", "mean = 1"), "mean and scale go together"),
         (('positive = "yes"', 'positive = "maybe"'), "positive: found 'maybe'; allowed: no, yes"),
@@ -217,6 +218,34 @@ def test_a_schema_that_is_wrong_is_one_line(change: tuple[str, str], words: str)
 def test_a_column_that_is_not_there(banks: Path):
     with pytest.raises(UserError, match=r"alpha.csv: no column 'sum', which the schema names"):
         load("csv:banks", None, Options(schema=schema(SCHEMA.replace("amount", "sum"))))
+
+
+def test_a_column_of_texts_is_one_mistake_not_one_per_row(banks: Path):
+    text = SCHEMA.replace("[categorical]\n", "").replace('["phone", "shop", "web"]', "{}")
+    said = r"alpha.csv: channel: none of its 40 rows holds a number, .*\[categorical\]"
+    with pytest.raises(UserError, match=said):
+        load("csv:banks", None, Options(schema=schema(text)))
+    said = r'alpha.csv: fraud: none of its 40 rows .* the first has \'yes\'; task.kind = "classes"'
+    with pytest.raises(UserError, match=said):
+        load("csv:banks", None, Options(targets="values", schema=schema()))
+
+
+def test_files_without_a_schema_have_the_same_columns_in_any_order(banks: Path):
+    path = banks / "banks" / "beta.csv"
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    whole = load("csv:banks", None, Options())
+    table[table.columns[::-1]].to_csv(path, index=False)
+    turned = load("csv:banks", None, Options())
+    assert np.array_equal(whole.x, turned.x, equal_nan=True)
+    table.drop(columns="amount").assign(city="x").to_csv(path, index=False)
+    said = r"beta.csv: other columns than .*alpha.csv: no column 'amount'; 'city' beside its"
+    with pytest.raises(UserError, match=said):
+        load("csv:banks", None, Options())
+
+
+def test_a_path_without_its_kind_is_told(banks: Path):
+    with pytest.raises(UserError, match=r"data.dataset: found 'banks'; .* 'csv:banks'"):
+        datasets.load("banks", None)
 
 
 def test_a_proposal_sees_types_patients_and_leaks(banks: Path, pgfed):

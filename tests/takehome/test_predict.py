@@ -167,14 +167,22 @@ def test_one_bad_file_does_not_keep_back_the_others(
     grey: Grey, pgfed: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").write_text("no image")
+    np.save("wide.npy", pictures(3)[0][:, :5])
+    Image.new("RGB", (32, 32)).save("colour.png")
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    bad = ["notes.txt", "wide.npy", "colour.png", "rows.csv"]
     array = grey[0].parent / "data.npz"
     good = rows(pgfed("predict", model(grey), array).out)
-    done = pgfed("predict", model(grey), "notes.txt", array, "--out", "p.csv")
+    done = pgfed("predict", model(grey), *bad, array, "--out", "p.csv")
     assert done.code == 2
-    assert done.line.endswith("all others are done")
+    assert done.line.endswith("--skip-bad leaves it out (and 3 more); all others are done")
     assert rows(Path("p.csv").read_text()) == good
-    quiet = pgfed("predict", model(grey), "notes.txt", array, "--skip-bad")
+    quiet = pgfed("predict", model(grey), *bad, array, "--skip-bad")
     assert (quiet.code, rows(quiet.out)) == (0, good)
+    assert all(name in quiet.err for name in bad)
+    nothing = pgfed("predict", model(grey), *bad, "--skip-bad", "--out", "none.csv")
+    assert nothing.code == 2, "where nothing can be used, that is an error"
+    assert not Path("none.csv").exists()
     for row in good:  # the probabilities of all classes, which the first is the largest of
         each = {key[2:]: float(p) for key, p in row.items() if key.startswith("p:")}
         assert sum(each.values()) == pytest.approx(1, abs=1e-5)
@@ -212,6 +220,13 @@ def test_models_of_vectors_take_arrays_only(
     found = rows(pgfed("predict", file, folder.parent / "data.npz").out)
     with np.load(folder.parent / "data.npz") as arrays:
         x = torch.from_numpy(arrays["x"])
+        gaps = arrays["x"].copy()
+    gaps[[3, 5], 2] = np.nan
+    np.save("gaps.npy", gaps)
+    done = pgfed("predict", file, "gaps.npy")
+    assert done.code == 2
+    assert "gaps.npy: 2 row(s) hold NaN or infinite values, first row 3" in done.line
+    assert len(rows(done.out)) == len(gaps) - 2
     with torch.no_grad():
         best = result.model(0, "pgfed")(x).argmax(1)
     assert [row["class"] for row in found] == [str(k) for k in best.tolist()]

@@ -162,17 +162,13 @@ def _explain(model: type[BaseModel], errors: Sequence[Any], at: str) -> UserErro
 
 
 def _place(model: type[BaseModel], place: Sequence[Any]) -> Sequence[Any]:
-    """Of a key that may hold one kind of number or a word, without the kind that was tried."""
+    """Of a key that may hold a word or something else, without the kind that was tried."""
     for depth, name in enumerate(place):
         field = _model(model, place[:depth]).model_fields.get(name)
         kinds = () if field is None else get_args(field.annotation)
-        if any(get_origin(kind) is Literal for kind in kinds) and float in map(_bare, kinds):
+        if len(kinds) > 1 and any(get_origin(kind) is Literal for kind in kinds):
             return place[: depth + 1]
     return place
-
-
-def _bare(annotation: Any) -> Any:
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _options(annotation: Any) -> list[str]:

@@ -74,6 +74,8 @@ def load(
     if own.is_own(name):
         return own.load(name, root, Options(targets, image_size, skip_bad, schema))
     if name not in _SOURCES:
+        if (instead := own.kind_of(name)) is not None:
+            raise UserError(f"data.dataset: found {name!r}; as own data it is '{instead}:{name}'")
         raise unknown("data.dataset", name, [*names(), *OWN])
     if targets != _SOURCES[name].targets:
         raise UserError(

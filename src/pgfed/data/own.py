@@ -25,6 +25,14 @@ def is_table(name: str) -> bool:
     return kind in TABLES
 
 
+def kind_of(name: str) -> str | None:
+    """What a path that lacks its kind would be read as: tables, arrays or images."""
+    place = Path(name).expanduser()
+    if not place.is_dir():
+        return SUFFIXES.get(place.suffix) if place.is_file() else None
+    return next((kind for kind in TABLES if any(place.glob(f"*.{kind}"))), "folder")
+
+
 def load(name: str, root: Path | None, options: Options = Options()) -> Dataset:  # noqa: B008
     """Read own data, from this folder or from the data root.
 
@@ -63,5 +71,6 @@ def _place(key: str, name: str, path: str, root: Path | None) -> Path:
 def _unknown(key: str, name: str) -> UserError:
     if is_own(name):
         return UserError(f"{key}: {name!r} lacks its path; expected {name}PATH")
-    hint = f" (did you mean 'folder:{name}'?)" if Path(name).expanduser().is_dir() else ""
+    kind = kind_of(name)
+    hint = "" if kind is None else f" (did you mean '{kind}:{name}'?)"
     return UserError(f"{key}: found {name!r}{hint}; allowed: {', '.join(OWN)}")

@@ -102,8 +102,9 @@ def _check(dataset: Dataset, clients: int, alpha: float, seed: int, min_samples:
     if not 0 <= seed < 2**32:
         raise UserError(f"data.seed: found {seed}; allowed: 0 to {2**32 - 1}")
     if clients * min_samples > n:
+        what = "samples" if dataset.group is None else "groups"
         raise UserError(
-            f"data.min_samples: found {min_samples}, but {n} samples over {clients} clients are "
+            f"data.min_samples: found {min_samples}, but {n} {what} over {clients} clients are "
             f"{n // clients} each; allowed: at most that, or fewer data.clients"
         )
 

@@ -230,8 +230,9 @@ def _controls(group: Group) -> list[str]:
         control = group.control(method)
         if control is None:
             continue
-        meant = method.about.control or {}
-        if keys := [key for key in different_settings(method, control) if key not in meant]:
+        meant = method.about.control or {}  # a table of it, `personal`, is meant as a whole
+        different = different_settings(method, control)
+        if keys := [key for key in different if not {key, key.partition(".")[0]} & meant.keys()]:
             lines.append(
                 f"{method.label} and its control {control.label} also differ in {', '.join(keys)}."
             )

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from pgfed.data.files import npz
-from pgfed.data.files.folder import COLOUR_MODES, BadImage, opened
+from pgfed.data.files.folder import COLOUR_MODES, opened
 from pgfed.data.files.tree import LITTER
 from pgfed.data.matching import form
 from pgfed.data.tables.reading import Bad, frames, raw, rows
@@ -39,21 +39,34 @@ def batches(
 ) -> Iterator[tuple[list[Input], Tensor]]:
     """The samples with their inputs as the model wants them, at most 256 at a time.
 
-    Rows of tables and images that cannot be used do not keep back the others; at the end there is
-    an error about them, unless ``skip_bad`` asks for none.
+    Files and rows that cannot be used do not keep back the others; at the end there is an error
+    about them, unless ``skip_bad`` asks for none. Where nothing can be used, there always is one.
     """
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: does not exist")
     waiting: list[Input] = []
     left_out: list[str] = []
+    done = 0
     for sample in _samples(paths, model, resize, skip_bad, left_out):
         waiting.append(sample)
+        done += 1
         if len(waiting) == BATCH:
             yield waiting, _prepared(waiting, model)
             waiting = []
     if waiting:
         yield waiting, _prepared(waiting, model)
-    if left_out:
-        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
-        raise LeftOut(f"{left_out[0]}{more}; all others are done")
+    if not left_out:
+        return
+    more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+    if not done:
+        raise UserError(f"{left_out[0]}{more}")
+    if skip_bad:
+        for one in left_out:
+            NOTES.warning(f"left out: {one}")
+        return
+    hint = "" if "--skip-bad" in left_out[0] else "; --skip-bad leaves it out"
+    raise LeftOut(f"{left_out[0]}{hint}{more}; all others are done")
 
 
 def _prepared(samples: list[Input], model: Model) -> Tensor:
@@ -70,25 +83,19 @@ def _samples(
     paths: Sequence[Path], model: Model, resize: bool, skip_bad: bool, left_out: list[str]
 ) -> Iterator[Input]:
     for path in paths:
-        if not path.exists():
-            raise UserError(f"{path}: does not exist")
-        if path.suffix in (".npy", ".npz"):
-            yield from _array(path, model)
-            continue
-        if path.suffix in (".csv", ".parquet"):
-            yield from _table(path, model, skip_bad, left_out)
-            continue
-        for file in _images(path) if path.is_dir() else [path]:
+        for file in _files(path) if path.is_dir() else [path]:
             try:
-                yield Input(file, None, _image(file, model, resize))
-            except BadImage as error:
-                if skip_bad:
-                    NOTES.warning(f"left out: {error}")
+                if file.suffix in (".npy", ".npz"):
+                    yield from _array(file, model)
+                elif file.suffix in (".csv", ".parquet"):
+                    yield from _table(file, model, skip_bad)
                 else:
-                    left_out.append(f"{error}; --skip-bad leaves it out")
+                    yield Input(file, None, _image(file, model, resize))
+            except UserError as error:
+                left_out.append(str(error))
 
 
-def _images(folder: Path) -> list[Path]:
+def _files(folder: Path) -> list[Path]:
     """The files in a folder and the folders in it, in order."""
     files = sorted(
         path
@@ -129,7 +136,7 @@ def _image(path: Path, model: Model, resize: bool) -> NDArray[np.uint8]:
     return np.asarray(pixels).reshape(height, width, channels).transpose(2, 0, 1)
 
 
-def _table(path: Path, model: Model, skip_bad: bool, left_out: list[str]) -> Iterator[Input]:
+def _table(path: Path, model: Model, skip_bad: bool) -> Iterator[Input]:
     """The rows of a csv or parquet file, prepared as the client's training rows were."""
     schema = model.table
     if schema is None:
@@ -155,10 +162,7 @@ def _table(path: Path, model: Model, skip_bad: bool, left_out: list[str]) -> Ite
             yield Input(path, row, x)
     for name, count in unseen.items():
         NOTES.warning(f"{path}: {count} rows have a category of {name!r} that is not known")
-    try:
-        bad.settle(str(path))
-    except UserError as error:
-        left_out.append(str(error))
+    bad.settle(str(path))
 
 
 def _array(path: Path, model: Model) -> Iterator[Input]:
@@ -171,11 +175,17 @@ def _array(path: Path, model: Model) -> Iterator[Input]:
     if not _fits(x.shape, model):
         raise _unfit(path, x, model)
     x = x.reshape(len(x), *about.shape)
+    bad: list[int] = []
     for row in range(len(x)):
         sample = np.asarray(x[row], dtype=wanted)
-        if not np.isfinite(sample).all():
-            raise UserError(f"{path}: holds NaN or infinite values, first in row {row}")
-        yield Input(path, row, sample)
+        if np.isfinite(sample).all():
+            yield Input(path, row, sample)
+        else:
+            bad.append(row)
+    if bad:
+        raise UserError(
+            f"{path}: {len(bad)} row(s) hold NaN or infinite values, first row {bad[0]}"
+        )
 
 
 def _fits(shape: tuple[int, ...], model: Model) -> bool:

@@ -101,10 +101,8 @@ class Proposal:
 
 def propose(tables: Mapping[Path, Any], target: Sequence[str] | None = None) -> Proposal:
     """From one file, or one per site; ``target``: what is to be predicted, if that is known."""
-    first, *others = tables
-    for other in others:
-        if list(tables[other].columns) != list(tables[first].columns):
-            raise UserError(f"{other}: other columns than {first}; allowed: the same in all files")
+    first = next(iter(tables))
+    _check_alike(tables)
     table = pandas().concat(list(tables.values()), ignore_index=True)
     columns = {name: _column(name, table[name]) for name in table.columns}
     chosen = _targets(list(columns), columns, target)
@@ -138,6 +136,23 @@ def propose(tables: Mapping[Path, Any], target: Sequence[str] | None = None) -> 
         **roles,
     )
     return Proposal(schema, about, warnings, all(_is_number(columns[name]) for name in chosen))
+
+
+def _check_alike(tables: Mapping[Path, Any]) -> None:
+    """All files have the same columns, in any order."""
+    first, *others = tables
+    here = [str(column) for column in tables[first].columns]
+    for other in others:
+        there = [str(column) for column in tables[other].columns]
+        lacks = [column for column in here if column not in there]
+        has = [column for column in there if column not in here]
+        told = [f"no column {', '.join(map(repr, lacks))}"] if lacks else []
+        told += [f"{', '.join(map(repr, has))} beside its columns"] if has else []
+        if told:
+            raise UserError(
+                f"{other}: other columns than {first}: {'; '.join(told)}; allowed: the same in all "
+                "files, or a data.schema that names those that all have"
+            )
 
 
 def _column(name: str, cells: Any) -> Column:

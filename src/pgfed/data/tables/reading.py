@@ -119,7 +119,9 @@ def _csv(path: Path, bad: Bad, at_once: int | None) -> Iterator[Any]:
                 yield found
                 if at_once is None:
                     return
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeError, ValueError) as error:
+    except pd.errors.EmptyDataError:
+        raise UserError(f"{path}: is empty; allowed: a header, and a row per sample") from None
+    except (pd.errors.ParserError, UnicodeError, ValueError) as error:
         raise UserError(f"{path}: not a csv file ({str(error).strip()})") from None
 
 
@@ -237,6 +239,8 @@ def rows(
     for k, (name, about) in enumerate(schema.numeric.items()):
         found = texts(table[name], schema.missing)
         numeric[:, k], wrong = numbers(found)
+        if targets and not bad.skip:
+            _check_numbers(path, name, found, wrong, "list it in the schema's [categorical]")
         with np.errstate(invalid="ignore"):
             if about.min is not None:
                 wrong |= numeric[:, k] < about.min
@@ -249,7 +253,10 @@ def rows(
     for name, found in zip(schema.target, target, strict=False):
         none = np.array([text is None for text in found], dtype=np.bool_)
         if numeric_targets:
-            none |= numbers(found)[1]
+            wrong = numbers(found)[1]
+            if not bad.skip:
+                _check_numbers(path, name, found, wrong, 'task.kind = "classes" predicts names')
+            none |= wrong
         _note(reason, none, name, found, "; allowed: numbers" if numeric_targets else "")
     others = {role: texts(table[column], schema.missing) for role, column in roles.items()}
     for role, found in others.items():
@@ -264,6 +271,17 @@ def rows(
         {role: found[good] for role, found in others.items()},
         lines[good],
     )
+
+
+def _check_numbers(
+    path: Path, name: str, found: NDArray[Any], wrong: NDArray[np.bool_], instead: str
+) -> None:
+    """A column with texts in all its rows is no column with bad rows."""
+    if len(wrong) > 1 and wrong.all():
+        raise UserError(
+            f"{path}: {name}: none of its {len(wrong)} rows holds a number, the first has "
+            f"{found[0]!r}; {instead}"
+        )
 
 
 def _columns(found: list[NDArray[Any]], n: int) -> NDArray[Any]:

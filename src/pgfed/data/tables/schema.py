@@ -6,6 +6,7 @@ client's training rows, and is kept beside the client's model.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from pathlib import Path
 from typing import Annotated, Any
@@ -110,7 +111,9 @@ def from_plain(content: Any, where: str) -> Schema:
         if first["type"] == "extra_forbidden":
             known = Numeric if first["loc"][0] == "numeric" else Schema
             allowed = ", ".join(known.model_fields)
-            raise UserError(f"{where}: {key}: unknown key; allowed: {allowed}") from None
+            near = difflib.get_close_matches(str(first["loc"][-1]), known.model_fields, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise UserError(f"{where}: {key}: unknown key{hint}; allowed: {allowed}") from None
         raise UserError(f"{where}: {key}: {first['msg']}") from None
     _check(schema, where)
     return schema
