@@ -10,26 +10,35 @@ import torch
 from torch import Tensor, nn
 
 import pgfed
+from pgfed.config.experiment import data_root, load
+from pgfed.engine.setup import prepare
 from pgfed.errors import UserError
 from pgfed.methods.registry import get
-from pgfed.model.networks import make_task
+from pgfed.model.networks import Factory, make_task
 from pgfed.model.task import Task
 from pgfed.testing.running import TRAIN, check_equal, make, outcome, started
 
 STEP = 2.0**-8  # bfloat16 keeps eight bits
 
 
-def _task(model: str = "cnn", *, low: bool) -> tuple[Task, Tensor, Tensor]:
+def normed(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    first, norm = nn.Conv2d(shape[0], 4, 3), nn.BatchNorm2d(4)
+    return nn.Sequential(first, norm, nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, outputs))
+
+
+def _task(model: str | Factory = "cnn", *, low: bool) -> tuple[Task, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
-    shape = (3, 16, 16)
+    shape = (3, 16) if model == "gru" else (3, 16, 16)
     task = make_task(model, shape, 4, seed=0)
     task.bfloat16 = low
     x = torch.randn(12, *shape, generator=generator)
     return task, x, torch.arange(12) % 4
 
 
-@pytest.mark.parametrize("model", ["cnn", "mlp"])
-def test_a_gradient_in_bfloat16_is_near_the_exact_one_and_no_copy_of_it(model: str) -> None:
+@pytest.mark.parametrize("model", ["cnn", "mlp", "gru", normed])
+def test_a_gradient_in_bfloat16_is_near_the_exact_one_and_no_copy_of_it(
+    model: str | Factory,
+) -> None:
     found = []
     for low in (False, True):
         task, x, y = _task(model, low=low)
@@ -91,23 +100,53 @@ class Doubles(nn.Module):
         return out
 
 
-def test_a_model_that_cannot_is_named_before_the_training() -> None:
-    with pytest.raises(UserError, match=r"train\.precision: .* bfloat16: only in float32"):
-        pgfed.run("digits", model=Doubles, rounds=1, train={"precision": "bfloat16"})
+class OneWay(torch.autograd.Function):
+    """A layer whose backward pass is for single precision alone."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, slope: Tensor) -> Tensor:
+        if slope.dtype != torch.float32:
+            raise RuntimeError("no way back")
+        return slope
 
 
-@pytest.mark.parametrize("has", [False, True])
-def test_a_processor_without_it_is_told_of(
-    has: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+class Backwards(Doubles):
+    """A model that computes in bfloat16, until it is differentiated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(OneWay.apply(self.fc1(x.flatten(1))))
+        return out
+
+
+@pytest.mark.parametrize(("model", "said"), [(Doubles, "only in float32"), (Backwards, "no way")])
+def test_a_model_that_cannot_is_named_before_the_training(model: type[Doubles], said: str) -> None:
+    with pytest.raises(UserError, match=rf"train\.precision: .* bfloat16: {said}"):
+        pgfed.run("digits", model=model, rounds=1, train={"precision": "bfloat16"})
+
+
+@pytest.mark.parametrize(
+    ("has", "model", "said"),
+    [
+        (False, "gru", "this processor does not compute in bfloat16"),
+        (True, "gru", ""),
+        (True, "mlp", "the gradient of this small model is written out"),
+    ],
+)
+def test_who_would_be_slower_is_told(
+    has: bool,
+    model: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     able = {"architecture": "x86_64", "avx512_bf16": has}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
+    settings = [f"model.name={model}", "train.precision=bfloat16", "methods=['fedavg']"]
     with caplog.at_level(logging.WARNING, logger="pgfed"):
-        pgfed.run(
-            "digits",
-            methods=["fedavg"],
-            rounds=1,
-            train={"precision": "bfloat16", "epochs": 1},
-            engine={"backend": "serial"},
-        )
-    assert ("slower than with float32" in caplog.text) is not has
+        prepare(load(None, settings), data_root(None))
+    assert said in caplog.text
+    assert ("slower than with float32" in caplog.text) is bool(said)

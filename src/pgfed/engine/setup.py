@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from pgfed.methods.roles import rounds_of
 from pgfed.model.layout import Layout
 from pgfed.model.networks import Factory, default_model, factory, make_task, vocabulary
 from pgfed.model.objectives import BuiltIn, Objective
+from pgfed.model.task import Task
 
 FEW_SITES = 10  # fewer than this take part in every round, unless the experiment says otherwise
 DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -152,9 +154,8 @@ def prepare(
     for algorithm in methods.values():
         algorithm.check_model(task)
         check_augment(algorithm.train.augment, federation)
-    if any(algorithm.train.precision == "bfloat16" for algorithm in methods.values()):
-        task.check_bfloat16(federation.example())
-        _say_precision(experiment.engine.device)
+    if check_precision(methods, task, federation):
+        _say_precision(experiment.engine.device, task)
     _say_split(federation, data)
     if experiment.start_from is not None:
         place = str(Path(experiment.start_from).expanduser().absolute())
@@ -224,13 +225,28 @@ def _say_split(federation: Federation, data: Data) -> None:
         )
 
 
-def _say_precision(device: str) -> None:
+def check_precision(methods: Mapping[str, Algorithm], task: Task, federation: Federation) -> bool:
+    """Whether a method computes in bfloat16, which the model must be able to."""
+    low = any(algorithm.train.precision == "bfloat16" for algorithm in methods.values())
+    if low:
+        task.check_bfloat16(federation.example())
+    return low
+
+
+def _say_precision(device: str, task: Task) -> None:
     """Where bfloat16 is slower than what it takes the place of."""
+    if torch.device(device).type != "cpu":
+        return
+    if task.written_out:
+        NOTES.warning(
+            "train.precision: the gradient of this small model is written out in float32 alone: "
+            "the run will be slower than with float32"
+        )
+        return
     # torch before 2.12 does not tell.
     known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    if torch.device(device).type != "cpu" or known.get("architecture") != "x86_64":
-        return
-    if not (known.get("avx512_bf16") or known.get("amx_bf16")):
+    able = known.get("avx512_bf16") or known.get("amx_bf16")
+    if known.get("architecture") == "x86_64" and not able:
         NOTES.warning(
             "train.precision: this processor does not compute in bfloat16 (it has neither "
             "AVX512_BF16 nor AMX): the run will be slower than with float32"

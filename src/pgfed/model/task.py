@@ -155,11 +155,13 @@ class Task(FlatModule):
         return self
 
     def check_bfloat16(self, example: Tensor) -> None:
-        """Refuse a model that has layers which do not compute in bfloat16."""
+        """Refuse a model that has layers which do not compute in bfloat16, forward or backward."""
         view = copy.copy(self)
         view.bfloat16 = True
+        out = torch.zeros(self.d, device=self.device)
         try:
-            view.forward(self.initial(), example.to(self.device), torch.zeros(self.d))
+            _, outputs = view.forward(self.initial(), example.to(self.device), out)
+            outputs.sum().backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise UserError(
                 f"train.precision: the model does not compute in bfloat16: {first_line(error)}"
@@ -332,6 +334,11 @@ class Task(FlatModule):
         if not self.bfloat16:
             return _AS_IT_IS
         return torch.autocast(self.device.type, torch.bfloat16)
+
+    @property
+    def written_out(self) -> bool:
+        """Whether the gradient in float32 takes no autograd."""
+        return self._explicit is not None
 
     @property
     def _explicit(self) -> Chain | None:

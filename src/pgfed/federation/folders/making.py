@@ -227,7 +227,7 @@ def _resolved(experiment: Experiment, agreement: Agreement) -> Experiment:
     """Complete, so that server and sites cannot fill it in differently."""
     from pgfed.data.augment import check_augment
     from pgfed.engine.personal import fitted
-    from pgfed.engine.setup import with_cohort
+    from pgfed.engine.setup import check_precision, with_cohort
     from pgfed.federation.folders.models import make_model
     from pgfed.model.networks import default_model
 
@@ -241,6 +241,7 @@ def _resolved(experiment: Experiment, agreement: Agreement) -> Experiment:
     methods, experiment = fitted(*experiments.make_methods(experiment), task)
     for method in methods.values():
         check_augment(method.train.augment, none)
+    check_precision(methods, task, none)
     data: dict[str, Any] = {"dataset": DATASET, "clients": agreement.seats, "partition": "given"}
     return replace(
         experiment,

@@ -183,7 +183,7 @@ def _seed_run(
         seed=seed,
         history=history,
         scores={**scores, KEPT: kept_scores(metrics.get(metric.name), scores["final"])},
-        matrix=_read_alpha(at / layout.ALPHA, len(rows)),
+        matrix=read_alpha(at / layout.ALPHA, len(rows)),
         attackers=frozenset(i for i, row in enumerate(rows) if row.get("attacker") == "yes"),
         evidence=read_evidence(at / layout.EVIDENCE, len(rows)),
         metrics=metrics,
@@ -226,7 +226,7 @@ def _from_format_1(row: dict[str, str]) -> dict[str, str]:
     return {**row, "client": label} if label else row
 
 
-def _read_alpha(path: Path, clients: int) -> dict[str, Any] | None:
+def read_alpha(path: Path, clients: int) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     arrays = npz.read(path, ALPHA, ALPHA_PARTS)  # bounded, and without pickle
