@@ -10,6 +10,7 @@ import numpy as np
 
 from pgfed.methods.roles import Role
 from pgfed.model.metrics import Metric
+from pgfed.results.caveats import FEW
 from pgfed.results.formats import bracketed, count, score
 from pgfed.results.statistics import Comparison, Floats, Paired
 
@@ -85,20 +86,20 @@ class Choice:
         return found
 
     def _compared(self) -> list[str]:
-        clear, open_ = [], []
-        for other in self.ranked[1:]:
-            lead = self.lead(other)
-            if lead is None:
-                continue
-            words = f"{other} ({bracketed(lead, self._metric)})"
-            (clear if lead.low > 0 else open_).append(words)
-        found = []
-        if clear:
-            found.append(f"Clearly better than {', '.join(clear)}.")
-        if open_:
-            found.append(
-                f"Not clearly better than {', '.join(open_)}: the simplest of these will do."
-            )
-        if clear or open_:
-            found.append("In brackets: the lead, with its 95 % interval over clients (one seed).")
-        return found
+        assert self.method is not None
+        leads = {m: lead for m in self.ranked[1:] if (lead := self.lead(m)) is not None}
+        if not leads:
+            return []
+        sure = len(self._best[self.method].clients or ()) >= FEW
+        clear = [m for m, lead in leads.items() if sure and lead.low > 0]
+        rest = [m for m in leads if m not in clear]
+
+        def named(methods: list[str]) -> str:
+            return ", ".join(f"{m} ({bracketed(leads[m], self._metric)})" for m in methods)
+
+        found = [f"Clearly better than {named(clear)}."] if clear else []
+        if rest and sure:
+            found.append(f"Not clearly better than {named(rest)}: the simplest of these will do.")
+        elif rest:
+            found.append(f"Its lead over {named(rest)}: of so few clients no more than a hint.")
+        return [*found, "In brackets: the lead, with its 95 % interval over clients (one seed)."]
