@@ -2,9 +2,9 @@
 
     python experiments/away.py THERE AWAY
 
-Two run folders of the same experiment in, Markdown out: the mean over clients and seeds of the
-last round's scores in both, and the paired difference with its 95 % interval over clients and
-seeds.
+Two run folders of the same experiment in (or what `beyond/table.py --keep` kept of them), Markdown
+out: the mean over clients and seeds of the last round's scores in both, and the paired difference
+with its 95 % interval over clients and seeds.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from beyond.table import finals, read
 
-from pgfed.results.folder.reader import load
 from pgfed.results.formats import bracketed, score
 from pgfed.results.statistics import Paired
 
@@ -24,16 +24,12 @@ def main() -> None:
     arguments.add_argument("there", type=Path)
     arguments.add_argument("away", type=Path)
     given = arguments.parse_args()
-    there, away = load(given.there), load(given.away)
+    there, away = read(given.there), read(given.away)
     rows = []
     for name in there.runs:
         if name not in away.runs:
             continue
-        seeds = sorted(there.runs[name].keys() & away.runs[name].keys())
-        pair = {
-            which: np.stack([run.runs[name][seed].final for seed in seeds])
-            for which, run in (("there", there), ("away", away))
-        }
+        pair = finals({"there": there.runs[name], "away": away.runs[name]})
         found = Paired(pair).difference("away", "there")
         means = [score(float(np.nanmean(pair[which])), there.metric) for which in pair]
         rows.append((found.mean, [f"`{name}`", *means, bracketed(found, there.metric)]))

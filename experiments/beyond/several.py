@@ -4,10 +4,10 @@
 
 Runs the experiment into DIR as `pgfed run` does (and goes on with what is there) and adds lines to
 DIR/several.jsonl, one for each seed, method, way to make a personal model, and round of --at: every
-client's score on its test data. `fedavg-local`, which keeps the last own model, is also scored as
-its newest global model, as blends of the two, and as that model fine-tuned for an epoch: without a
-frame (`plain`), in the frame that it was trained in (`framed`), and corrected to the client's class
-shares (`served`). `several_table.py` reads the file.
+client's score on its test data. `fedavg-local` and `fedavg-framed`, which keep the last own model,
+are also scored as their newest global model, as blends of the two, and as that model fine-tuned for
+an epoch: without a frame (`plain`), in the frame that it was trained in (`framed`), and corrected
+to the client's class shares (`served`). `several_table.py` and `blends_table.py` read the file.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from pgfed.results.folder import layout
 from pgfed.results.recording import record
 
 BLENDS = (0.3, 0.5, 0.7)  # shares of the own model
+OLDER, FEWER = 0.9, 60  # rules: 0.7 times 0.9 for each round since it trained; n/(n + 60) samples
 
 
 class Scores(Observer):
@@ -47,7 +48,7 @@ class Scores(Observer):
             return
         found: dict[str, list[float]] = {"as it is": run.score.tolist()}
         algorithm = run.algorithm
-        if algorithm.personal_from == "own" and algorithm.name == "fedavg-local":
+        if algorithm.name in ("fedavg-local", "fedavg-framed"):
             with one_thread():
                 found |= several(run)
         sent = sum(r["bytes_down"] + r["bytes_up"] for r in run.history)
@@ -73,15 +74,16 @@ def several(run: Run) -> dict[str, list[float]]:
         public = algorithm.public(run.server)
         own = algorithm.personal_model(view, run.state(i), public, federation.train(i), rng)
         once = replace(algorithm.train, epochs=1)
+        blends = {f"blend {share}": share for share in BLENDS} | ruled(run, i)
         ways: dict[str, Tensor] = {}
         if trained_in_frames:
             frame = frames.own_frame(counts[i])
-            ways |= _blends("framed", task.folded(newest, frame), task.folded(own, frame))
+            ways |= _blends("framed", task.folded(newest, frame), task.folded(own, frame), blends)
             view.offset = frame
         else:
             corrected = task.folded(newest, frames.corrected(counts[i], common))
-            ways |= _blends("plain", newest, own)
-            ways |= _blends("served", corrected, own)
+            ways |= _blends("plain", newest, own, blends)
+            ways |= _blends("served", corrected, own, blends)
             del ways["served own"]  # plain own
         if not run.touched(i):  # what it has of its own is the start that all had
             ways = {way: ways[way.split()[0] + " global"] for way in ways}
@@ -97,9 +99,16 @@ def several(run: Run) -> dict[str, list[float]]:
     return found
 
 
-def _blends(name: str, newest: Tensor, own: Tensor) -> dict[str, Tensor]:
+def ruled(run: Run, client: int) -> dict[str, float]:
+    """Shares of the own model by rules that need no validation data."""
+    age = run.round - max((r["round"] for r in run.history if client in r["cohort"]), default=0)
+    n = len(run.federation.train(client))
+    return {"blend by age": 0.7 * OLDER**age, "blend by samples": n / (n + FEWER)}
+
+
+def _blends(name: str, newest: Tensor, own: Tensor, blends: dict[str, float]) -> dict[str, Tensor]:
     ways = {f"{name} global": newest, f"{name} own": own}
-    return ways | {f"{name} blend {share}": torch.lerp(newest, own, share) for share in BLENDS}
+    return ways | {f"{name} {way}": torch.lerp(newest, own, s) for way, s in blends.items()}
 
 
 def main() -> None:

@@ -71,6 +71,14 @@ def test_the_file_is_valid_and_names_itself(name: str) -> None:
     assert f"pgfed {command} experiments/{name}.toml" in text
 
 
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("beyond/*.toml")), ids=lambda p: p.stem)
+def test_the_files_beyond_the_paper_are_valid_and_name_themselves(path: Path) -> None:
+    found = load(path)
+    make_methods(found)
+    assert found.name == f"beyond-{path.stem}"
+    assert f"experiments/beyond/{path.name}" in path.read_text()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_all_have_in_common_is_as_in_the_paper(name: str) -> None:
     found, setup = experiment(name), PAPER["setup"]

@@ -490,11 +490,34 @@ BLENDED = {
 }
 
 
+def carried(grid: LocalGrid, stage: str) -> dict[tuple[str, int], int]:
+    """(method, round) -> bytes in the arrays of the messages of a stage."""
+    found: dict[tuple[str, int], int] = {}
+    for message in grid.sent:
+        head, _ = unpack(message.content)
+        if head["stage"] == stage:
+            at = (head["method"], head["round"])
+            arrays = message.content["message.arrays"].values()
+            found[at] = found.get(at, 0) + sum(len(array.data) for array in arrays)
+    return found
+
+
 def test_blends_and_refreshes_are_as_in_simulation(tmp_path: Path):
     folder = small.make(tmp_path, methods=list(BLENDED), method=BLENDED)
-    conduct(grid_of(sites_of(folder)), folder, QUICK)
+    grid = grid_of(sites_of(folder))
+    conduct(grid, folder, QUICK)
     for method in BLENDED:
         assert_same_as_serial(folder, method)
+    # What is counted is what travelled: the global model to be blended with, and the last download.
+    scored, trained = carried(grid, "score"), carried(grid, "train")
+    for record in history(folder, "half"):
+        assert record["bytes_eval"] == scored["half", record["round"]] > 0
+    *before, last = history(folder, "fresh")
+    for record in before:
+        assert record["bytes_down"] == trained["fresh", record["round"]]
+    once_more = carried(grid, "refresh")["fresh", last["round"] + 1]
+    assert once_more > 0
+    assert last["bytes_down"] == trained["fresh", last["round"]] + once_more
 
 
 def test_local_that_is_refreshed_is_trained_by_itself(tmp_path: Path):

@@ -21,7 +21,8 @@ from pgfed.engine.client import ClientError
 from pgfed.engine.parallel import side_by_side
 from pgfed.errors import UserError
 from pgfed.model.metrics import ACCURACY
-from pgfed.tuning.sweep import Sweep, Tried, at_the_end, best, grids, plan
+from pgfed.tuning.choice import Tried
+from pgfed.tuning.sweep import Sweep, at_the_end, best, grids, plan
 
 RATES = [0.1, 0.01, 0.001, 0.0001]
 SMALL = {
@@ -277,6 +278,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
     printed = capsys.readouterr()
     assert "4/4" in printed.err
     assert "Next: pgfed run runs/mine-sweep/best.toml" in printed.out
+    said = next(line for line in printed.out.splitlines() if line.startswith("Chosen on"))
+    assert "the best of 2 methods" in said
+    assert "Not tried by themselves: pgfed-fixed" in printed.out
+    assert f"# {said}" in Path("runs/mine-sweep/best.toml").read_text()
     with Path("runs/mine-sweep/sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["method"], row["lr"], row["mu"]) for row in rows] == [

@@ -18,8 +18,9 @@ from pgfed.methods import registry as algorithms
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pgfed.tuning.choice import Tried
     from pgfed.tuning.speed import Speed
-    from pgfed.tuning.sweep import Grid, Sweep, Tried
+    from pgfed.tuning.sweep import Grid, Sweep
 
 
 def register(app: typer.Typer) -> None:
@@ -60,7 +61,7 @@ def sweep(
     as_json: AsJson = False,
     module_path: ModulePath = None,
 ) -> None:
-    """Tune each method on validation data, and write the best settings as a new experiment.
+    """Tune each method on validation data, say which is best and why, and write the best settings.
 
     The same command goes on where an interrupted sweep stopped.
     """
@@ -86,7 +87,15 @@ def sweep(
         ) from None
     tried, chosen = made.write()
     if as_json:
-        rows = [{**asdict(one), "best": one is chosen[one.method]} for one in tried]
+        winner = made.choice(chosen).method
+        rows = [
+            {
+                **asdict(one),
+                "best": one is chosen[one.method],
+                "chosen": one is chosen[one.method] and one.method == winner,
+            }
+            for one in tried
+        ]
         print(json.dumps(rows, indent=2))
     elif not quiet:
         _show(made, of, tried, chosen)
@@ -136,6 +145,8 @@ def _show(
     )
     for line in at_the_end(of, chosen):
         screen.print(f"{line}; a wider one may do better.", markup=False, soft_wrap=True)
+    for line in made.reasons(chosen):
+        screen.print(line, markup=False, soft_wrap=True)
     screen.print(f"All tries: {made.folder / 'sweep.csv'}", markup=False, soft_wrap=True)
     screen.print(f"Next: pgfed run {made.folder / 'best.toml'}", markup=False, soft_wrap=True)
 

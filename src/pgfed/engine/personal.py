@@ -27,7 +27,9 @@ COUNTS = "personal.counts"  # in a message: asks for them; in an update: samples
 SHARES = "personal.shares"  # of the federation's classes, which the global model was trained on
 GLOBAL = "personal.global"  # the newest global model, for blends
 Counts = Callable[[], Tensor]  # of a client's classes, asked for where they are needed
-RULE = 0.5  # the own model's share where a client is to choose and has nothing to choose by
+# The own model's share where a client is to choose and has nothing to choose by: no rule by its age
+# or by the client's samples was better on all that was tried (docs/beyond.md).
+RULE = 0.5
 STEPS = 11  # shares of the own model that are tried where a client chooses: 0, 0.1, ..., 1
 
 
@@ -215,7 +217,7 @@ def personal_model(
 
 def _chosen(task: Task, newest: Tensor, own: Tensor, validation: Shard) -> float:
     """The share of the own model with the least loss on the client's validation data; a fixed one
-    where it has none (docs/beyond.md has what was tried)."""
+    where it has none."""
     if not len(validation):
         return RULE
     tried = [k / (STEPS - 1) for k in range(STEPS)]

@@ -34,6 +34,8 @@ from pgfed.methods import registry as algorithms
 from pgfed.model.metrics import Metric
 from pgfed.results.folder.history import last_scores, window_of
 from pgfed.results.folder.layout import csv_text
+from pgfed.results.statistics import Floats, mean_over_seeds
+from pgfed.tuning.choice import Choice, Tried
 from pgfed.tuning.cost import estimate
 
 Grid = dict[str, list[Any]]  # key of [method.NAME] -> values
@@ -58,17 +60,6 @@ class Try:
         document = {k: v for k, v in self.experiment.values().items() if k not in apart}
         text = json.dumps([document, federation.fingerprint], sort_keys=True)
         return sha256(text.encode())[:16]
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A try that has finished."""
-
-    method: str
-    settings: dict[str, Any]
-    validation_score: float  # mean of the last ten rounds
-    seconds: float
-    key: str
 
 
 # -- what is tried -----------------------------------------------------------------------------
@@ -155,10 +146,18 @@ def plan(experiment: Experiment, of: Mapping[str, Grid]) -> list[Try]:
 class _Rounds(Observer):
     """What a try needs of its one run."""
 
-    records: list[Record]
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self._clients: list[Floats] = []
 
-    def end(self, method: str, run: Run) -> None:
-        self.records = run.history
+    def round(self, method: str, run: Run, record: Record) -> None:
+        self.records.append(record)
+        self._clients.append(run.validation_score.copy())
+
+    def clients(self, window: int) -> list[float | None]:
+        """Each client's score, the mean of the last rounds."""
+        mean = mean_over_seeds(np.stack(self._clients[-window:]))
+        return [None if np.isnan(v) else float(v) for v in mean]
 
 
 class Sweep:
@@ -204,7 +203,8 @@ class Sweep:
             try:
                 content = json.loads((self.folder / "tries" / f"{key}.json").read_text("utf-8"))
                 score, seconds = content["validation_score"], content["seconds"]
-                found[key] = Tried(t.method, t.settings, float(score), float(seconds), key)
+                clients = content.get("clients")
+                found[key] = Tried(t.method, t.settings, float(score), float(seconds), key, clients)
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # not there, or not whole: it is tried again
         return found
@@ -223,8 +223,9 @@ class Sweep:
 
         def work(key: str) -> dict[str, Any]:
             began = time.perf_counter()
-            score = self._score(replace(self.tries[key].experiment, engine=engine))
-            return {"validation_score": score, "seconds": time.perf_counter() - began}
+            score, clients = self._score(replace(self.tries[key].experiment, engine=engine))
+            seconds = time.perf_counter() - began
+            return {"validation_score": score, "seconds": seconds, "clients": clients}
 
         for position, result in side_by_side(work, todo, jobs):
             key = todo[position]
@@ -233,7 +234,7 @@ class Sweep:
             write_atomic(self.folder / "tries" / f"{key}.json", json.dumps(content, indent=2))
             yield Tried(t.method, t.settings, **result, key=key)
 
-    def _score(self, experiment: Experiment) -> float:
+    def _score(self, experiment: Experiment) -> tuple[float, list[float | None]]:
         rounds = _Rounds()
         execute(self._setup(experiment), [rounds])
         window = window_of(len(rounds.records))
@@ -243,7 +244,7 @@ class Sweep:
                 f"{self.metric.name}: undefined on every client's validation data; allowed: a "
                 "larger data.validation_share, or another task.metric"
             )
-        return float(np.mean(scores))
+        return float(np.mean(scores)), rounds.clients(window)
 
     def _setup(self, experiment: Experiment) -> Setup:
         return prepare(experiment, self._root, federation=self.federation)
@@ -258,11 +259,24 @@ class Sweep:
         write_atomic(self.folder / "sweep.csv", _csv(tried, chosen))
         header = (
             f"# The best of {len(tried)} tries by {self.metric.title} on validation data, from "
-            "`pgfed sweep`.\n# Test data had no say in it.\n\n"
+            "`pgfed sweep`.\n# Test data had no say in it.\n"
+            + "".join(f"# {line}\n" for line in self.reasons(chosen))
+            + "\n"
         )
         document = self._best(chosen).document()
         write_atomic(self.folder / "best.toml", header + tomli_w.dumps(document))
         return tried, chosen
+
+    def choice(self, chosen: Mapping[str, Tried]) -> Choice:
+        """The methods at their best, against each other."""
+        names = {algorithms.folder(name): name for name in self.experiment.methods}
+        roles = {m: algorithms.get(self.experiment.base(names[m])).role for m in chosen}
+        return Choice(chosen, roles, self.metric)
+
+    def reasons(self, chosen: Mapping[str, Tried]) -> list[str]:
+        """Which method was chosen, and why."""
+        folders = [algorithms.folder(name) for name in self.experiment.methods]
+        return self.choice(chosen).lines([f for f in folders if f not in chosen])
 
     @cached_property
     def metric(self) -> Metric:
