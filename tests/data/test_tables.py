@@ -250,6 +250,12 @@ def test_a_path_without_its_kind_is_told(banks: Path):
 
 def test_a_proposal_sees_types_patients_and_leaks(banks: Path, pgfed):
     found = pgfed("data", "schema", *sorted(str(p) for p in Path("banks").glob("*.csv")))
+    assert pgfed("data", "schema", "banks").out == found.out, "a folder is its files"
+    write(banks / "odd" / "one.csv", rows(0))
+    with Path("odd/one.csv").open("a") as file:
+        file.write("1,2,3,4,5,6,7,8\n")
+    odd = pgfed("data", "schema", "odd")
+    assert (odd.code, "1 row(s) left out: one.csv line 42" in odd.err) == (0, True)
     assert "chargeback equals the target fraud (a leak): dropped" in found.err
     proposed = schema(found.out)
     assert proposed.target == ["fraud"]
