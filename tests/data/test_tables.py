@@ -143,23 +143,25 @@ def test_all_bad_rows_are_told_at_once(banks: Path, caplog: pytest.LogCaptureFix
     content[3][2] = "a lot"
     content[5][2] = "123456"
     content[8][5] = ""
+    content[9][5] = "perhaps"
     path = write(banks / "bad.csv", content)
     path.write_text(path.read_text() + "1,2,3,4,5,6,7,8\n")
     with pytest.raises(UserError) as error:
         load(f"csv:{path}", None, Options(schema=schema()))
     text = str(error.value)
-    assert "4 row(s) cannot be used" in text
+    assert "5 row(s) cannot be used" in text
     for part in (
         "bad.csv line 5: amount: found 'a lot'; allowed: -1000 to 1000",
         "bad.csv line 7: amount: found '123456'",
-        "bad.csv line 10: fraud: no value",
+        "bad.csv line 10: fraud: no value; allowed: no, yes",
+        "bad.csv line 11: fraud: found 'perhaps'; allowed: no, yes",
         "bad.csv line 42: expected 6 fields, saw 8",
         "--skip-bad (data.skip_bad = true)",
     ):
         assert part in text
     kept = load(f"csv:{path}", None, Options(schema=schema(), skip_bad=True))
-    assert len(kept.y) == 37
-    assert "4 row(s) left out" in caplog.text
+    assert len(kept.y) == 36
+    assert "5 row(s) left out" in caplog.text
 
 
 def test_parquet_is_the_same(banks: Path):
@@ -250,6 +252,12 @@ def test_a_path_without_its_kind_is_told(banks: Path):
 
 def test_a_proposal_sees_types_patients_and_leaks(banks: Path, pgfed):
     found = pgfed("data", "schema", *sorted(str(p) for p in Path("banks").glob("*.csv")))
+    assert pgfed("data", "schema", "banks").out == found.out, "a folder is its files"
+    write(banks / "odd" / "one.csv", rows(0))
+    with Path("odd/one.csv").open("a") as file:
+        file.write("1,2,3,4,5,6,7,8\n")
+    odd = pgfed("data", "schema", "odd")
+    assert (odd.code, "1 row(s) left out: one.csv line 42" in odd.err) == (0, True)
     assert "chargeback equals the target fraud (a leak): dropped" in found.err
     proposed = schema(found.out)
     assert proposed.target == ["fraud"]

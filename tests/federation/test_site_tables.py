@@ -108,3 +108,5 @@ def test_categories_must_be_agreed_on(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="categorical 'ward' lists no categories"):
         made(tmp_path, {**SCHEMA, "categorical": {"ward": []}})
+    with pytest.raises(UserError, match=r"data\.schema: lists no classes"):
+        made(tmp_path, {**SCHEMA, "classes": []})

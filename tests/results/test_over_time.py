@@ -85,6 +85,11 @@ def test_another_model_is_refused_and_a_new_method_starts_afresh(
     np.savez(other, **{**arrays, "x": arrays["x"][:, :4]})
     with pytest.raises(UserError, match="start-from: the models of local are not of this run"):
         small_runs.run(f"npz:{other}", methods=["local"], rounds=1, **start)
+    # As many classes, but others: an output must not go on as another class.
+    np.savez(other, **{**arrays, "y": np.array(["a", "b", "c"])[arrays["y"]]})
+    said = "start-from: .* each of 0, 1, 2; new here: a, b, c; missing here: 0, 1, 2; allowed"
+    with pytest.raises(UserError, match=said):
+        small_runs.run(f"npz:{other}", methods=["local"], rounds=1, **start)
     with caplog.at_level("WARNING", "pgfed.notes"):
         small_runs.run(data, methods=["fedavg"], rounds=1, **start)
     assert "fedavg: not among the models" in caplog.text

@@ -225,7 +225,7 @@ def test_models_of_vectors_take_arrays_only(
     np.save("gaps.npy", gaps)
     done = pgfed("predict", file, "gaps.npy")
     assert done.code == 2
-    assert "gaps.npy: 2 row(s) hold NaN or infinite values, first row 3" in done.line
+    assert "gaps.npy: 2 row(s) hold NaN or infinite values, first in row 3" in done.line
     assert len(rows(done.out)) == len(gaps) - 2
     with torch.no_grad():
         best = result.model(0, "pgfed")(x).argmax(1)

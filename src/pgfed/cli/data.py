@@ -84,7 +84,9 @@ def show(
 def schema(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILES...", help=".csv or .parquet, one or several."),
+        typer.Argument(
+            metavar="FILES...", help=".csv or .parquet, one or several, or a folder of them."
+        ),
     ],
     target: Annotated[
         list[str] | None,
@@ -92,11 +94,19 @@ def schema(
     ] = None,
 ) -> None:
     """Propose a schema for tables: types, categories, target, sites and patients; look it over."""
+    from pgfed.data import own
+    from pgfed.data.tables import reading
     from pgfed.data.tables.proposal import propose
-    from pgfed.data.tables.reading import Bad, frame
 
-    bad = Bad(skip=False)
-    tables = {path: frame(path, bad) for path in files}
+    # A line that cannot be parsed does not keep a proposal back; it is named.
+    bad = reading.Bad(skip=True)
+    kinds = {path: own.kind_of(str(path)) for path in files}
+    each = [
+        file
+        for path, kind in kinds.items()
+        for file in reading.files(kind if kind in own.TABLES else "csv", path)
+    ]
+    tables = {path: reading.frame(path, bad) for path in each}
     bad.settle(", ".join(map(str, files)))
     proposal = propose(tables, target)
     for warning in proposal.warnings:

@@ -184,7 +184,7 @@ def _array(path: Path, model: Model) -> Iterator[Input]:
             bad.append(row)
     if bad:
         raise UserError(
-            f"{path}: {len(bad)} row(s) hold NaN or infinite values, first row {bad[0]}"
+            f"{path}: {len(bad)} row(s) hold NaN or infinite values, first in row {bad[0]}"
         )
 
 

@@ -251,13 +251,10 @@ def rows(
     named = [texts(table[name], schema.missing) for name in schema.categorical]
     target = [texts(table[name], schema.missing) for name in schema.target if targets]
     for name, found in zip(schema.target, target, strict=False):
-        none = np.array([text is None for text in found], dtype=np.bool_)
-        if numeric_targets:
-            wrong = numbers(found)[1]
-            if not bad.skip:
-                _check_numbers(path, name, found, wrong, 'task.kind = "classes" predicts names')
-            none |= wrong
-        _note(reason, none, name, found, "; allowed: numbers" if numeric_targets else "")
+        if numeric_targets and not bad.skip:
+            instead = 'task.kind = "classes" predicts names'
+            _check_numbers(path, name, found, numbers(found)[1], instead)
+        _note(reason, *_wrong_targets(name, found, schema, numeric_targets))
     others = {role: texts(table[column], schema.missing) for role, column in roles.items()}
     for role, found in others.items():
         _note(reason, np.array([text is None for text in found]), roles[role], found, "")
@@ -271,6 +268,19 @@ def rows(
         {role: found[good] for role, found in others.items()},
         lines[good],
     )
+
+
+def _wrong_targets(
+    name: str, found: NDArray[Any], schema: Schema, numeric: bool
+) -> tuple[NDArray[np.bool_], str, NDArray[Any], str]:
+    """Which targets are missing, or none of those that are allowed; as `_note` wants it."""
+    wrong = np.array([text is None for text in found], dtype=np.bool_)
+    if numeric:
+        return wrong | numbers(found)[1], name, found, "; allowed: numbers"
+    if not schema.classes:
+        return wrong, name, found, ""
+    allowed = f"; allowed: {', '.join(schema.classes)}"
+    return ~np.isin(found.astype(str), schema.classes) | wrong, name, found, allowed
 
 
 def _check_numbers(

@@ -181,7 +181,11 @@ def _agreement(
                 "federation's sites must agree on them"
             )
         columns = schema.target if form in ("labels", "values") else schema.classes
-        classes = classes or columns or None
+        classes = classes or columns
+        if not classes:
+            raise UserError(
+                "data.schema: lists no classes; a federation's sites must agree on them"
+            )
         shape, kind = [schema.width], "float32"
     if classes is None or shape is None:
         from pgfed.data import datasets

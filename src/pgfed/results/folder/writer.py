@@ -126,7 +126,8 @@ def _methods(setup: Setup) -> dict[str, MethodInfo]:
 def earlier(setup: Setup, names: Sequence[str]) -> Earlier | None:
     """The run that this one starts from."""
     folder = setup.experiment.start_from
-    return None if folder is None else Earlier(Path(folder), names)
+    classes = setup.federation.class_names
+    return None if folder is None else Earlier(Path(folder), names, classes)
 
 
 class RunWriter(Observer, Past):

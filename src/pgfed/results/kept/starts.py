@@ -20,8 +20,8 @@ from pgfed.results.kept.models import ModelsInFolder
 class Earlier:
     """The run to start from."""
 
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
-        self._path, self._names = path, names
+    def __init__(self, path: Path, names: Sequence[str], classes: Sequence[str]) -> None:
+        self._path, self._names, self._classes = path, names, classes
         self._seeds = experiments.of_run(path).seeds
 
     def start(self, method: str, seed: int) -> Start | None:
@@ -30,7 +30,9 @@ class Earlier:
         if folder is None:
             NOTES.warning(f"{method}: not among the models of {self._path}; it starts afresh")
             return None
-        return _FromModels(ModelsInFolder(folder), self._names)
+        kept = ModelsInFolder(folder)
+        _check_classes(kept.manifest, self._classes)
+        return _FromModels(kept, self._names)
 
     def _models(self, method: str, seed: int) -> Path | None:
         chosen = seed if seed in self._seeds else self._seeds[0]
@@ -62,6 +64,21 @@ class _FromModels(Start):
         if number is None:
             return None
         return _flat(task, self._kept.personal(number), self._kept)
+
+
+def _check_classes(kept: manifests.Manifest, classes: Sequence[str]) -> None:
+    """An output that meant another class before would begin with what was learned of that one."""
+    if kept.classes == list(classes):
+        return
+    new = [name for name in classes if name not in kept.classes]
+    gone = [name for name in kept.classes if name not in classes]
+    parts = [f"new here: {', '.join(new)}"] if new else []
+    parts += [f"missing here: {', '.join(gone)}"] if gone else []
+    raise UserError(
+        f"--start-from: the models of {kept.method} have an output for each of "
+        f"{', '.join(kept.classes)}; {'; '.join(parts) or 'here they are in another order'}; "
+        "allowed: the same (class_names in arrays and classes in a schema name all there are)"
+    )
 
 
 def _flat(task: Task, values: dict[str, Tensor], kept: ModelsInFolder) -> Tensor:
