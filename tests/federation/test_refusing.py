@@ -149,6 +149,22 @@ def test_a_site_cannot_fill_the_log(monkeypatch, caplog):
     asyncio.run(look())
 
 
+def test_what_flower_fails_on_is_one_line_in_the_log(caplog):
+    async def look() -> list[int]:
+        door = Door()
+
+        async def fail(scope, receive, send) -> None:
+            raise IndexError("list index\nout of range")
+
+        door.guard._app = fail
+        return [await door.status("send-node-heartbeat") for _ in range(5)]
+
+    assert asyncio.run(look()) == [500] * 5
+    (said,) = caplog.messages
+    assert said.startswith("site-00 refused: Flower failed on its send-node-heartbeat (IndexError")
+    assert said.isprintable()
+
+
 class Enough(Exception):
     pass
 
