@@ -18,6 +18,7 @@ from flwr.app import Message
 
 from pgfed.data.federation import Federation
 from pgfed.engine.replies import MAX_SAMPLES
+from pgfed.errors import one_line
 from pgfed.federation.flower.records import (
     MESSAGE,
     BadRecord,
@@ -150,7 +151,8 @@ class Seats:
                 raise BadRecord(str(head["error"])[:500])
             client = self._check(head, node, nonce)
             name = self._status.name(client)
-            changed = self.pins.hold(client, name, {k: field(head, k, str)[:80] for k in PINNED})
+            told = {k: one_line(field(head, k, str)[:80]) for k in PINNED}
+            changed = self.pins.hold(client, name, told)
         except BadRecord as error:
             self._refused[node] = time.monotonic()
             client = self._grid.seat(node)
@@ -166,8 +168,8 @@ class Seats:
             self._status.tell(f"{changed}; accepted")
         n = [head[f"n_{part}"] for part in ("train", "validation", "test")]
         self.federation.bounds[client] = np.cumsum([0, *n])
-        self.facts[client] = {k: str(head.get(k))[:80] for k in (*PINNED, "machine")}
-        self.facts[client]["privacy"] = str(head.get("privacy", "none"))[:200]
+        self.facts[client] = {k: one_line(str(head.get(k))[:80]) for k in (*PINNED, "machine")}
+        self.facts[client]["privacy"] = one_line(str(head.get("privacy", "none"))[:200])
         del self.facts[client]["data"]
         name = self._status.name(client)
         self._status.tell(f"{name} is here: {n[0]} samples to train on, {n[2]} to test on")
