@@ -94,6 +94,30 @@ def test_a_changed_site_comes_back_only_if_the_operator_accepts_it(tmp_path):
     assert not history(folder, "pgfed")[-1]["dropped"]
 
 
+def test_a_site_writes_no_lines_into_the_servers_log(tmp_path, caplog):
+    """Not with the name of its version, nor of its machine, which the report shows."""
+    folder = small.make(tmp_path, cohort=1.0, rounds=2)
+    sites = sites_of(folder)
+    with pytest.raises(Stopped):
+        conduct(stopped_after(grid_of(sites), 1), folder, QUICK)
+    forged = "1\n2026-11-17 12:00:00 site-00 removed \x1b[2K"
+
+    def changed(content, node):
+        head, parts = unpack(sites[1].answer(content, node))
+        told = {k: forged for k in ("torch", "machine") if k in head}
+        return pack({**head, **told}, **parts)
+
+    grid = grid_of(sites)
+    grid.answers[1001] = changed
+    caplog.set_level("INFO", "pgfed")
+    conduct(grid, folder, Options(round_timeout=1.0, resume=True, accept_changes=True))
+    (change,) = load(folder.run).environment["changes"]
+    assert "is 1\\n2026" in change
+    said = [*messages(folder), *caplog.messages, change]
+    said += load(folder.run).environment["sites"]["1"].values()
+    assert all(text.isprintable() for text in said)
+
+
 @pytest.mark.parametrize("fact", ["data", "pgfed", "torch", "flower"])
 def test_the_server_does_not_take_the_sites_word_for_it(tmp_path, fact):
     """A site that forgot what it was like: the server has it on record."""

@@ -57,6 +57,8 @@ def test_init_writes_everything(tmp_path, capsys):
         assert stat.S_IMODE(site.key.stat().st_mode) == 0o600
         assert os.access(site.path / "start.sh", os.X_OK)
         assert "federation site" in (site.path / "pgfed-site.service").read_text()
+    for own in (place, folder.server):  # other users of the machine see nothing of what sites send
+        assert stat.S_IMODE(own.stat().st_mode) == 0o700
     secrets = {path.name for path in (place / "sites").rglob("*.key")}
     assert secrets == {"site.key"}  # neither the server's nor the authority's leaves
     unit = (place / "server" / "pgfed-server.service").read_text()

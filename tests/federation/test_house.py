@@ -290,6 +290,15 @@ def test_a_crafted_model_with_values_that_are_none_is_refused(made, folder, kind
     assert "error" in ask(site, kind, {"w": w[:-1].nan_to_num(0, 0, 0)})[0]  # nor another shape
 
 
+def test_the_server_writes_no_lines_into_a_sites_log(made, folder, caplog):
+    site = opened(made, folder, auto_approve=True)
+    greet(site)
+    forged = "x\n2026-11-17 12:00:00 approved by the data protection officer \x1b[2K"
+    head, _ = ask(site, "train", {**start(site), forged: float("nan")})
+    assert "message.x\\n2026" in head["error"]
+    assert all(message.isprintable() for message in [head["error"], *caplog.messages])
+
+
 def test_small_batches_are_refused(made, folder):
     site = opened(made, folder, auto_approve=True, min_batch=21)
     assert "batches of 20; this site allows none below 21" in greet(site)["error"]

@@ -17,6 +17,7 @@ import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from pgfed.federation.flower.gate import origin_of
 from pgfed.federation.flower.guard import AT_ONCE, LIMITS, PUSHES, Guard, Visitor
 from pgfed.federation.flower.private import FLEET, KEY, SIGNATURE, STAMP, Unreadable
 from pgfed.federation.folders.keys import public_pem
@@ -147,6 +148,29 @@ def test_a_site_cannot_fill_the_log(monkeypatch, caplog):
         assert caplog.messages[-1] == "site-00 refused: nothing was asked"
 
     asyncio.run(look())
+
+
+def test_what_flower_fails_on_is_one_line_in_the_log(caplog):
+    async def look() -> list[int]:
+        door = Door()
+
+        async def fail(scope, receive, send) -> None:
+            raise IndexError("list index\nout of range")
+
+        door.guard._app = fail
+        return [await door.status("send-node-heartbeat") for _ in range(5)]
+
+    assert asyncio.run(look()) == [500] * 5
+    (said,) = caplog.messages
+    assert said.startswith("site-00 refused: Flower failed on its send-node-heartbeat (IndexError")
+    assert said.isprintable()
+
+
+def test_whoever_has_a_network_of_addresses_is_counted_once():
+    assert origin_of("192.0.2.7") == "192.0.2.7"
+    assert origin_of("::ffff:192.0.2.7") == "192.0.2.7"
+    assert origin_of("2001:db8::1") == origin_of("2001:db8::ffff:2") != origin_of("2001:db8:0:1::1")
+    assert origin_of("fe80::1%eth0") == origin_of("fe80::2")
 
 
 class Enough(Exception):

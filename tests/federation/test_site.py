@@ -390,7 +390,7 @@ class Asking:
     def come(self) -> None:
         pass
 
-    def receive(self, seconds: float) -> Message:
+    def receive(self, seconds: float, most: int) -> Message:
         return Message(pack({"stage": "hello"}), dst_node_id=1, message_type=MESSAGE, ttl=60)
 
     def answer(self, reply: Message) -> None:

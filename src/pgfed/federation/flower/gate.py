@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import resource
 import socket
@@ -99,9 +100,10 @@ class Gate:
                     log.warning("a connection could not be accepted: %s", error)
                     await asyncio.sleep(0.1)
                     continue
-                self._make_room(address[0])
+                origin = origin_of(address[0])
+                self._make_room(origin)
                 task = asyncio.create_task(self._attend(sock))
-                self._strangers[task] = address[0]
+                self._strangers[task] = origin
                 self._tasks.add(task)
                 task.add_done_callback(self._done)
         finally:
@@ -157,6 +159,16 @@ def _this_task() -> asyncio.Task[None]:
     task = asyncio.current_task()
     assert task is not None
     return task
+
+
+def origin_of(address: str) -> str:
+    """By which strangers are counted: of IPv6, one has a whole network of addresses."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if not isinstance(found, ipaddress.IPv6Address):
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, 64), strict=False))
 
 
 def _listen(host: str, port: int) -> socket.socket:

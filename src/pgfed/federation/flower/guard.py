@@ -24,6 +24,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from pgfed.errors import one_line
 from pgfed.federation.flower.private import AHEAD, BEHIND, CHUNK, FLEET, KEY, SIGNATURE, STAMP
 
 log = logging.getLogger(__name__)
@@ -228,7 +229,12 @@ class Guard:
             self._alive(visitor)
         if kind == "pull-messages":
             await self._hold(visitor, scope)
-        await self._app(scope, _impatient(receive, scope["connection"]), send)
+        try:
+            await self._app(scope, _impatient(receive, scope["connection"]), send)
+        except Exception as error:  # on what a site made up; uvicorn would log a page of it
+            why = one_line(f"Flower failed on its {kind} ({type(error).__name__}: {error})")
+            visitor.complain(why)
+            raise Refusal(500, "not understood") from None
 
     async def _hold(self, visitor: Visitor, scope: Scope) -> None:
         """Until there is a message; Flower's own clients would ask every three seconds.

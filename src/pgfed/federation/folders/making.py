@@ -63,7 +63,8 @@ def init(
 
     keys = path / "server" / "keys"
     keys.mkdir(parents=True)
-    (path / "server").chmod(0o700)
+    for own in (path, path / "server"):  # what sites send, and the keys
+        own.chmod(0o700)
     make_authority(path / "server", agreement.federation, agreement.hosts)
     common = agreement.model_dump(exclude_none=True)
     write_atomic(path / "federation.toml", templates.FEDERATION_HEAD + tomli_w.dumps(common))

@@ -18,6 +18,7 @@ from flwr.app import Message
 
 from pgfed.data.federation import Federation
 from pgfed.engine.replies import MAX_SAMPLES
+from pgfed.errors import one_line
 from pgfed.federation.flower.records import (
     MESSAGE,
     BadRecord,
@@ -150,7 +151,8 @@ class Seats:
                 raise BadRecord(str(head["error"])[:500])
             client = self._check(head, node, nonce)
             name = self._status.name(client)
-            changed = self.pins.hold(client, name, {k: field(head, k, str)[:80] for k in PINNED})
+            told = {k: one_line(field(head, k, str)[:80]) for k in PINNED}
+            changed = self.pins.hold(client, name, told)
         except BadRecord as error:
             self._refused[node] = time.monotonic()
             client = self._grid.seat(node)
@@ -165,7 +167,7 @@ class Seats:
             self._status.tell(f"{changed}; accepted")
         n = [head[f"n_{part}"] for part in ("train", "validation", "test")]
         self.federation.bounds[client] = np.cumsum([0, *n])
-        self.facts[client] = {k: str(head.get(k))[:80] for k in (*PINNED, "machine")}
+        self.facts[client] = {k: one_line(str(head.get(k))[:80]) for k in (*PINNED, "machine")}
         del self.facts[client]["data"]
         self.told(client, head)
         name = self._status.name(client)
@@ -174,7 +176,9 @@ class Seats:
     def told(self, client: int, head: Head) -> None:
         """What a site says of its privacy, when it greets and with each round: for the report."""
         self.pins.saw(client, head.get("ledger"))
-        self.facts.setdefault(client, {})["privacy"] = str(head.get("privacy", "none"))[:200]
+        self.facts.setdefault(client, {})["privacy"] = one_line(
+            str(head.get("privacy", "none"))[:200]
+        )
 
     def _check(self, head: Head, node: int, nonce: str) -> int:
         client: int = field(head, "client", int)

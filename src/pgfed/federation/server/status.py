@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pgfed.errors import one_line
+
 FILE = "status.json"
 
 log = logging.getLogger(__name__)
@@ -81,7 +83,8 @@ class Status:
         self.write(round=record["round"], accuracy=record["mean_score"])
 
     def tell(self, text: str) -> None:
-        """A line for people."""
+        """A line for people; a site may have had words in it."""
+        text = one_line(text)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         self.content["messages"] = [*self.content["messages"], f"{stamp} {text}"][-20:]
         log.info(text)

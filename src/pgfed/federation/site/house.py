@@ -29,7 +29,7 @@ from pgfed.engine.client import ClientError
 from pgfed.engine.compression import make_compression
 from pgfed.engine.replies import Form
 from pgfed.engine.storage.durable import DamagedFile, write_atomic
-from pgfed.errors import UserError
+from pgfed.errors import UserError, one_line
 from pgfed.federation.flower.records import BadRecord, Head, field
 from pgfed.federation.folders.folder import SiteFile, SiteFolder, digest
 from pgfed.federation.folders.models import make_model
@@ -60,10 +60,10 @@ def told_of(error: Exception, name: str, *, private: bool) -> str:
         log.error("it could not be done", exc_info=error)
         return FAILED
     if isinstance(error, UserError | ClientError | BadRecord | Refused | DamagedFile):
-        return str(error)
+        return one_line(str(error))  # the server's own words may be in it
     if not isinstance(error, OSError):
         log.error("unexpected", exc_info=error)
-        return f"unexpected {type(error).__name__}: {error}"
+        return one_line(f"unexpected {type(error).__name__}: {error}")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         log.error("disk full: %s", error)
         return f"disk full at {name}"
