@@ -123,8 +123,8 @@ def table(run: Run, control: str, target: float, others: list[Path]) -> None:
     values = finals(every)
     paired = Paired(values)
     seeds = len(next(iter(values.values())))
-    heads = f"score ({seeds} seeds) | against {control} | rounds and bytes to {100 * target:.0f} % | sent"
-    print(f"| method | {heads} |")
+    aim = f"rounds and bytes to {100 * target:.0f} %"
+    print(f"| method | score ({seeds} seeds) | against {control} | {aim} | sent |")
     print("|---|---|---|---|---|")
     for name, runs in every.items():
         found = paired.difference(name, control)
