@@ -64,6 +64,8 @@ def read(folder: Path) -> Run:
 
 
 def kept(folder: Path) -> list[dict[str, Any]]:
+    if not (folder / KEPT).is_file():
+        raise SystemExit(f"{folder}: neither a run folder nor one that --keep made")
     text = (folder / KEPT).read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
@@ -121,8 +123,8 @@ def table(run: Run, control: str, target: float, others: list[Path]) -> None:
     values = finals(every)
     paired = Paired(values)
     seeds = len(next(iter(values.values())))
-    heads = f"score ({seeds} seeds) | against {control} | rounds and bytes to {target:.0%} | sent"
-    print(f"| method | {heads} |")
+    aim = f"rounds and bytes to {100 * target:.0f} %"
+    print(f"| method | score ({seeds} seeds) | against {control} | {aim} | sent |")
     print("|---|---|---|---|---|")
     for name, runs in every.items():
         found = paired.difference(name, control)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pgfed.engine.personal import RULE
+
 ROOT = Path(__file__).parents[2]
 COMMAND = "experiments/beyond/table.py results/beyond/heart-disease"
 
@@ -49,3 +51,15 @@ def test_a_number_that_was_changed_is_found_and_made_good(copy: Path) -> None:
     assert page.read_text(encoding="utf-8") == false
     assert results(copy).returncode == 0
     assert page.read_text(encoding="utf-8") == true
+
+
+def test_the_share_without_validation_data_is_the_one_that_was_found() -> None:
+    """Of the own model, over five federations, with and without a frame (docs/beyond.md)."""
+    page = (ROOT / "docs" / "beyond.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines()]
+    for frame in ("plain", "framed"):
+        means = {row[0]: float(row[-1]) for row in rows if row[0].startswith(f"{frame} ")}
+        assert len(means) == 7
+        fixed = [means[f"{frame} blend {share}"] for share in (0.3, 0.5, 0.7)]
+        assert means[f"{frame} blend {RULE}"] > max(fixed) - 0.05
+        assert means[f"{frame} blend {RULE}"] > max(means.values()) - 0.25
