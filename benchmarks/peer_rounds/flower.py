@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from functools import cache
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -19,18 +18,11 @@ from benchmarks.peer_rounds import work
 client_app, server_app = ClientApp(), ServerApp()
 
 
-@cache
-def samples(i: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Made once in a process, as the others have them in memory."""
-    x, y = work.client(i)
-    return torch.from_numpy(x), torch.from_numpy(y)
-
-
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
     i = int(context.node_config["partition-id"])
-    x, y = samples(i)
+    x, y = (torch.from_numpy(array) for array in work.client(i))
     model = work.network()
     model.load_state_dict(message.content.array_records["model"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=work.LR, momentum=work.MOMENTUM)
