@@ -133,6 +133,7 @@ def ours(place: Path) -> list[str | Path]:
         client=np.repeat(np.arange(work.CLIENTS), len(one)),
         split=np.array(one * work.CLIENTS),
     )
+    work.client.cache_clear()
     file = place / "experiment.toml"
     text = EXPERIMENT.format(
         cohort=work.COHORT / work.CLIENTS,

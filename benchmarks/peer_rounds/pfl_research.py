@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import torch
 from pfl.aggregate.simulate import SimulatedBackend
@@ -37,6 +39,9 @@ class Turns(TrainingProcessCallback):
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         if get_default_framework_module().distributed.global_rank == 0:
             work.turn()
+        # Otherwise the others would begin the next round while another program has its turn.
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()
         return False, Metrics()
 
 
@@ -44,6 +49,8 @@ def main() -> None:
     data = [tuple(map(torch.from_numpy, work.client(i))) for i in range(work.CLIENTS)]
     sampler = get_user_sampler("random", list(range(work.CLIENTS)))
     users = FederatedDataset(lambda i: Dataset(data[i], user_id=i), sampler)
+    workers = get_default_framework_module().distributed.world_size
+    assert workers == int(os.environ["WORLD_SIZE"]), "each process would do all of the work"
     module = Network()
     model = PyTorchModel(
         module,
