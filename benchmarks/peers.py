@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from benchmarks.text import show, table
 
 ROOT = Path(__file__).parents[1]
 WARM = 1  # rounds: compilers, caches
+PATIENCE = 600  # seconds of one round, its start included, after which a program hangs
 OURS = "pgfed, every client scored"
 EXPERIMENT = """
 rounds = 1000000
@@ -93,17 +95,25 @@ class Rounds:
     def turn(self) -> float:
         """The seconds of the round that was asked for; the next one waits for the next turn."""
         assert self._process.stdout is not None, "a pipe was asked for"
-        while line := self._process.stdout.readline():
-            word, _, seconds = line.rpartition(" ")
-            if word in ("", "took"):
-                return float(seconds)
-        raise RuntimeError("it ended before its rounds did")
+        limit = threading.Timer(PATIENCE, self._end)
+        limit.start()
+        try:
+            while line := self._process.stdout.readline():
+                word, _, seconds = line.rpartition(" ")
+                if word in ("", "took"):
+                    return float(seconds)
+        finally:
+            limit.cancel()
+        raise RuntimeError("it ended, or hung, before its rounds were over")
+
+    def _end(self) -> None:
+        os.killpg(self._process.pid, 9)  # workers and all
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.killpg(self._process.pid, 9)  # workers and all
+        self._end()
         self._process.wait()
 
 
