@@ -95,6 +95,11 @@ def test_data_frames_with_a_target_or_a_schema(tmp_path: Path):
         ({"datasets": {}}, "found none"),
         ({"datasets": {"a": 3}}, "found int; allowed: a DataFrame"),
         ({"datasets": {"a": []}}, "a: is empty"),
+        ({"datasets": {"a": arrays(), "b": arrays(0)}}, "'b' holds no samples"),
+        (
+            {"datasets": {"a": frame(0), "b": frame(1)[:0]}, "target": "sick"},
+            "'b' holds no samples",
+        ),
         ({"datasets": {"a": [1, 2]}}, "sample 0 is no pair"),
         ({"datasets": {"a": [("x", 1)]}}, "sample 0 has an x of type str"),
         ({"datasets": {"a": [([1.0], 1), ([1.0, 2.0], 1)]}}, "sample 1 has shapes (2,)"),

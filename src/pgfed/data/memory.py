@@ -38,10 +38,12 @@ def from_sites(sites: Mapping[str, Any], options: Options, target: Sequence[str]
         if is_table(value) != is_table(next(iter(sites.values()))):
             raise UserError(f"datasets: {name!r} is another kind of data; allowed: one for all")
     if is_table(next(iter(sites.values()))):
+        _check_some({name: len(value) for name, value in sites.items()})
         return from_frames(sites, list(sites), options, target)
     if target is not None or options.schema is not None:
         raise UserError("target, schema: found with arrays; allowed with DataFrames")
     parts = {name: _arrays(name, value) for name, value in sites.items()}
+    _check_some({name: len(part[1]) for name, part in parts.items()})
     x, y = (_joined([part[k] for part in parts.values()]) for k in (0, 1))
     client = np.repeat(np.array(list(parts)), [len(part[1]) for part in parts.values()])
     return Dataset.of(NAME, Samples(x, y, client=client), options.targets)
@@ -115,6 +117,13 @@ def _plain(kind: np.dtype[Any]) -> np.dtype[Any]:
     if kind == np.uint8:
         return kind
     return np.dtype(np.float32 if kind.kind == "f" else np.int64)
+
+
+def _check_some(sizes: Mapping[str, int]) -> None:
+    """A site without samples would vanish without a word."""
+    for name, size in sizes.items():
+        if not size:
+            raise UserError(f"datasets: {name!r} holds no samples; allowed: one or more per site")
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
