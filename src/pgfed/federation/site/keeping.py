@@ -154,7 +154,7 @@ class Model:
             "final": score,
             "local": alone,
             "gain": gain,
-            **({} if self.privacy is None else {"covered": self.privacy["covered"]}),
+            **({} if self.privacy is None else {"covered": str(self.privacy["covered"])}),
             **numbers,
         }
 

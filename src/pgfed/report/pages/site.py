@@ -26,7 +26,7 @@ def site_page(rows: Sequence[Row], metric: Metric) -> str:
         name=rows[-1]["client"],
         run=rows[-1]["run"],
         verdict=headline(rows, metric),
-        next=_next(rows),
+        next=_next(rows) + _inside(rows),
         found=shown(table(rows, metric)),
         css=markup(asset("page.css")),
         version=__version__,
@@ -78,21 +78,22 @@ def _next(rows: Sequence[Row]) -> list[str]:
     steps = [f"The model of {best['method']} lies in this site's folder: `pgfed predict MODEL`."]
     if said != "gained":
         steps.append("More test samples of this site would tell more surely.")
-    return steps + _inside(best)
+    return steps
 
 
-def _inside(best: Row) -> list[str]:
+def _inside(rows: Sequence[Row]) -> list[str]:
     """What privacy does not cover of all this."""
-    covered = str(best.get("covered") or "")
+    covered = {str(row["method"]): row["covered"] for row in rows if row.get("covered")}
     if not covered:
         return []
     said = [
         "This site trains with privacy, and these numbers are exact: they are for inside, and who "
         "publishes them goes beyond what was promised."
     ]
-    if covered == "False":
+    exact = [method for method, word in covered.items() if str(word) == "False"]
+    if exact:
         said.append(
-            f"So does who gives away the model of {best['method']}, which was trained in part on "
+            f"So does who gives away the model of {', '.join(exact)}: it was trained in part on "
             "exact gradients."
         )
     return said
