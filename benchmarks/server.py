@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.text import show, table
 from pgfed.engine.client import one_thread
-from pgfed.engine.replies import payload_bytes
+from pgfed.engine.exchange.replies import payload_bytes
 from pgfed.methods import alphas as pairs
 from pgfed.methods.averaging import Mean
 from pgfed.methods.contract import FederationInfo

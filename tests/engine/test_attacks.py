@@ -12,10 +12,10 @@ import torch
 
 from pgfed.data import datasets
 from pgfed.data.federation import Federation, Shard, build
-from pgfed.engine.attacks import ATTACKS, Attack
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import Process
-from pgfed.engine.robust import make_mean
+from pgfed.engine.exchange.attacks import ATTACKS, Attack
+from pgfed.engine.exchange.robust import make_mean
 from pgfed.engine.rounds import Run
 from pgfed.errors import UserError
 from pgfed.methods.randomness import Rng

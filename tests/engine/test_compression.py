@@ -15,8 +15,8 @@ import small_runs
 from cli.cli_tools import blobs
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import Process
-from pgfed.engine.compression import BLOCK, UNSAID, Compression, Damaged
-from pgfed.engine.replies import Form, payload_bytes
+from pgfed.engine.exchange.compression import BLOCK, UNSAID, Compression, Damaged
+from pgfed.engine.exchange.replies import Form, payload_bytes
 from pgfed.engine.rounds import Run
 from pgfed.methods.randomness import Rng, generator
 from pgfed.methods.registry import get

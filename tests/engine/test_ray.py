@@ -30,7 +30,7 @@ from pgfed.engine.backends.base import Backend, Serial
 from pgfed.engine.backends.queue import Queue
 from pgfed.engine.backends.ray import Ray
 from pgfed.engine.client import ClientError
-from pgfed.engine.compression import Compression
+from pgfed.engine.exchange.compression import Compression
 from pgfed.engine.rounds import Run
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm

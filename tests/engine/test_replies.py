@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pgfed.engine.backends.base import Payload, Serial
-from pgfed.engine.replies import Form, collect, refusal, score_refusal
+from pgfed.engine.exchange.replies import Form, collect, refusal, score_refusal
 from pgfed.engine.rounds import Run
 from pgfed.methods.registry import METHODS, get
 from pgfed.methods.values import Kind, Message, State, Update

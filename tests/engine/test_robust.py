@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pgfed.engine.backends.base import Serial
-from pgfed.engine.robust import AGGREGATIONS, Krum, NormClip, TrimmedMean, make_mean
+from pgfed.engine.exchange.robust import AGGREGATIONS, Krum, NormClip, TrimmedMean, make_mean
 from pgfed.errors import UserError
 from pgfed.methods.averaging import Mean
 from pgfed.methods.randomness import ServerRng

@@ -14,7 +14,7 @@ from federation.local_grid import grid_of
 from federation.small import assert_same_as_serial, history
 from federation.test_ledger import private
 from federation.test_site import RUN, ask, greet
-from pgfed.engine.compression import UNSAID, Compression
+from pgfed.engine.exchange.compression import UNSAID, Compression
 from pgfed.engine.storage.durable import state_from_bytes
 from pgfed.federation.flower.records import unpack
 from pgfed.federation.server.conduct import Options, conduct

@@ -15,7 +15,7 @@ from any_model import ANY_MODEL
 from federation import small
 from federation.local_grid import LocalGrid, grid_of
 from federation.small import assert_same_as_serial, checkpoint, history, model_at
-from pgfed.engine.robust import make_mean
+from pgfed.engine.exchange.robust import make_mean
 from pgfed.errors import UserError
 from pgfed.federation.flower.records import pack, unpack
 from pgfed.federation.server.backend import QuorumError

@@ -27,7 +27,7 @@ from pgfed.data import matching as agreed
 from pgfed.data.datasets import load as load_data
 from pgfed.data.files import limits
 from pgfed.engine.backends import wire
-from pgfed.engine.replies import MAX_SAMPLES, score_refusal
+from pgfed.engine.exchange.replies import MAX_SAMPLES, score_refusal
 from pgfed.engine.setup import Setup
 from pgfed.engine.storage.durable import sha256, state_from_bytes, state_to_bytes
 from pgfed.errors import LONGEST, UserError

@@ -21,7 +21,7 @@ from fuzz.driving import attempt, drive, explore, one_line, share
 from fuzz.mutation import mutate
 from pgfed.engine.backends import wire
 from pgfed.engine.backends.base import Payload, Serial
-from pgfed.engine.replies import MAX_SAMPLES, Form, collect, refusal, score_refusal
+from pgfed.engine.exchange.replies import MAX_SAMPLES, Form, collect, refusal, score_refusal
 from pgfed.engine.rounds import Run
 from pgfed.federation.flower.records import RAW, UNREADABLE, BadRecord, field, pack, unpack
 from pgfed.methods.registry import get

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import small_runs
-from pgfed.engine.attacks import Attack
+from pgfed.engine.exchange.attacks import Attack
 from pgfed.report.pages.page import render
 from pgfed.report.tables.federation import attack
 from pgfed.report.tables.results import results

@@ -17,10 +17,10 @@ from torch import Tensor
 from pgfed.data.augment import augmentation
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine import personal as own
-from pgfed.engine.attacks import Attack
-from pgfed.engine.compression import UNSAID, Compression
+from pgfed.engine.exchange.attacks import Attack
+from pgfed.engine.exchange.compression import UNSAID, Compression
+from pgfed.engine.exchange.replies import Form
 from pgfed.engine.privacy import Protection
-from pgfed.engine.replies import Form
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm, ClientInfo, FederationInfo
 from pgfed.methods.randomness import Rng, generator, torch_stream

@@ -15,13 +15,20 @@ from torch import Tensor
 from pgfed.config.experiment import LAST
 from pgfed.data.federation import Federation
 from pgfed.engine import personal
-from pgfed.engine.attacks import Attack
 from pgfed.engine.backends.base import Backend
 from pgfed.engine.client import ClientSide, on_device, one_thread
-from pgfed.engine.compression import Compression, Damaged, Outbox, Outgoing
+from pgfed.engine.exchange.attacks import Attack
+from pgfed.engine.exchange.compression import Compression, Damaged, Outbox, Outgoing
+from pgfed.engine.exchange.replies import (
+    Traffic,
+    collect,
+    divided,
+    payload_bytes,
+    refusal,
+    score_refusal,
+)
+from pgfed.engine.exchange.robust import defended
 from pgfed.engine.privacy import Protection
-from pgfed.engine.replies import Traffic, collect, divided, payload_bytes, refusal, score_refusal
-from pgfed.engine.robust import defended
 from pgfed.engine.storage.start import Start
 from pgfed.engine.storage.store import ClientStore
 from pgfed.methods.averaging import Mean, ServerOptimizer

@@ -8,8 +8,8 @@ from pgfed.config.tables import Server
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Backend
 from pgfed.engine.callbacks import Observer, Record
-from pgfed.engine.compression import make_compression
-from pgfed.engine.robust import make_mean
+from pgfed.engine.exchange.compression import make_compression
+from pgfed.engine.exchange.robust import make_mean
 from pgfed.engine.rounds import Run
 from pgfed.engine.setup import Setup
 from pgfed.engine.storage.checkpoints import Checkpoints

@@ -19,14 +19,15 @@ from pgfed.data.federation import Federation, build
 from pgfed.data.tables import schema as schemas
 from pgfed.data.tables.schema import Schema
 from pgfed.engine import privacy as protecting
-from pgfed.engine.attacks import Attack
 from pgfed.engine.backends.base import Backend, Serial
 from pgfed.engine.backends.process import Process
+from pgfed.engine.exchange.attacks import Attack
 from pgfed.engine.objective import completed, make_objective, targets_of
 from pgfed.engine.personal import fitted
 from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.roles import rounds_of
+from pgfed.model import precision
 from pgfed.model.layout import Layout
 from pgfed.model.networks import Factory, default_model, factory, make_task, vocabulary
 from pgfed.model.objectives import BuiltIn, Objective
@@ -151,11 +152,7 @@ def prepare(
         objective=objective,
     )
     methods, experiment = fitted(methods, experiment, task)
-    for algorithm in methods.values():
-        algorithm.check_model(task)
-        check_augment(algorithm.train.augment, federation)
-    if check_precision(methods, task, federation):
-        _say_precision(experiment.engine.device, task)
+    _check_methods(methods, task, federation, experiment.engine.device)
     _say_split(federation, data)
     if experiment.start_from is not None:
         place = str(Path(experiment.start_from).expanduser().absolute())
@@ -225,32 +222,22 @@ def _say_split(federation: Federation, data: Data) -> None:
         )
 
 
+def _check_methods(
+    methods: Mapping[str, Algorithm], task: Task, federation: Federation, device: str
+) -> None:
+    for algorithm in methods.values():
+        algorithm.check_model(task)
+        check_augment(algorithm.train.augment, federation)
+    if check_precision(methods, task, federation):
+        precision.say_if_slower(task, device)
+
+
 def check_precision(methods: Mapping[str, Algorithm], task: Task, federation: Federation) -> bool:
     """Whether a method computes in bfloat16, which the model must be able to."""
     low = any(algorithm.train.precision == "bfloat16" for algorithm in methods.values())
     if low:
-        task.check_bfloat16(federation.example())
+        precision.check(task, federation.example())
     return low
-
-
-def _say_precision(device: str, task: Task) -> None:
-    """Where bfloat16 is slower than what it takes the place of."""
-    if torch.device(device).type != "cpu":
-        return
-    if task.written_out:
-        NOTES.warning(
-            "train.precision: the gradient of this small model is written out in float32 alone: "
-            "the run will be slower than with float32"
-        )
-        return
-    # torch before 2.12 does not tell.
-    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    able = known.get("avx512_bf16") or known.get("amx_bf16")
-    if known.get("architecture") == "x86_64" and not able:
-        NOTES.warning(
-            "train.precision: this processor does not compute in bfloat16 (it has neither "
-            "AVX512_BF16 nor AMX): the run will be slower than with float32"
-        )
 
 
 def load_federation(experiment: Experiment, root: Path) -> tuple[Federation, Data]:

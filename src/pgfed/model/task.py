@@ -154,19 +154,6 @@ class Task(FlatModule):
         """
         return self
 
-    def check_bfloat16(self, example: Tensor) -> None:
-        """Refuse a model that has layers which do not compute in bfloat16, forward or backward."""
-        view = copy.copy(self)
-        view.bfloat16 = True
-        out = torch.zeros(self.d, device=self.device)
-        try:
-            _, outputs = view.forward(self.initial(), example.to(self.device), out)
-            outputs.sum().backward()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            raise UserError(
-                f"train.precision: the model does not compute in bfloat16: {first_line(error)}"
-            ) from error
-
     # -- samples -------------------------------------------------------------------------------
 
     def batches(

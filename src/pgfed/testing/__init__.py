@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import Process
-from pgfed.engine.compression import Compression
+from pgfed.engine.exchange.compression import Compression
 from pgfed.engine.storage.checkpoints import Checkpoints
 from pgfed.engine.storage.durable import state_from_bytes, state_to_bytes
 from pgfed.engine.storage.store import ClientStore

@@ -15,7 +15,7 @@ from pgfed.config.experiment import LAST
 from pgfed.data.federation import Federation
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import worker_count
-from pgfed.engine.compression import make_compression
+from pgfed.engine.exchange.compression import make_compression
 from pgfed.engine.rounds import Run
 from pgfed.engine.setup import Setup
 from pgfed.methods.contract import Algorithm

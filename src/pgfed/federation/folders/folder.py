@@ -28,7 +28,7 @@ from pgfed.config import experiment as experiments
 from pgfed.config.privacy import SitePrivacy
 from pgfed.config.schema import Table, check
 from pgfed.config.tables import DEFAULT_COHORT, Experiment, check_folder
-from pgfed.engine.replies import MAX_SAMPLES
+from pgfed.engine.exchange.replies import MAX_SAMPLES
 from pgfed.errors import UserError
 from pgfed.modules import NONE, Allowed, allowed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pgfed.config.tables import Experiment
 from pgfed.data.federation import Federation
 from pgfed.engine.client import ClientSide
-from pgfed.engine.compression import make_compression
+from pgfed.engine.exchange.compression import make_compression
 from pgfed.engine.objective import make_objective
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import Agreement

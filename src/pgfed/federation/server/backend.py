@@ -19,7 +19,7 @@ from flwr.app import Message as FlowerMessage
 from pgfed.engine import personal
 from pgfed.engine.backends.base import Backend, Payload
 from pgfed.engine.client import ClientSide
-from pgfed.engine.replies import score_refusal
+from pgfed.engine.exchange.replies import score_refusal
 from pgfed.federation.flower import records
 from pgfed.federation.flower.records import (
     MESSAGE,

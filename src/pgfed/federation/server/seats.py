@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Message
 
 from pgfed.data.federation import Federation
-from pgfed.engine.replies import MAX_SAMPLES
+from pgfed.engine.exchange.replies import MAX_SAMPLES
 from pgfed.errors import one_line
 from pgfed.federation.flower.records import (
     MESSAGE,

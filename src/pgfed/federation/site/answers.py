@@ -22,7 +22,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from pgfed.engine.client import ClientSide
-from pgfed.engine.compression import Damaged
+from pgfed.engine.exchange.compression import Damaged
 from pgfed.engine.personal import fitted
 from pgfed.engine.privacy import adapted
 from pgfed.federation.flower.records import BadRecord, Head, field, pack, unpack

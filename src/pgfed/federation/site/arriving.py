@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pgfed.engine import personal
 from pgfed.engine.client import ClientSide
-from pgfed.engine.replies import Form, refusal
+from pgfed.engine.exchange.replies import Form, refusal
 from pgfed.federation.flower.records import Head
 from pgfed.federation.site.house import Refused
 from pgfed.methods.values import Kind, State

@@ -26,8 +26,8 @@ from pgfed.config.tables import Experiment
 from pgfed.data.federation import Federation
 from pgfed.engine import personal
 from pgfed.engine.client import ClientError
-from pgfed.engine.compression import make_compression
-from pgfed.engine.replies import Form
+from pgfed.engine.exchange.compression import make_compression
+from pgfed.engine.exchange.replies import Form
 from pgfed.engine.storage.durable import DamagedFile, write_atomic
 from pgfed.errors import UserError, one_line
 from pgfed.federation.flower.records import BadRecord, Head, field

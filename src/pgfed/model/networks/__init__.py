@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from pgfed.data.federation import Federation
 from pgfed.errors import UserError, first_line, unknown
-from pgfed.model.gru import GRU
 from pgfed.model.kinds import CLASSES
+from pgfed.model.networks.gru import GRU
+from pgfed.model.networks.resnet import ResNet18
+from pgfed.model.networks.unet import SmallUNet
 from pgfed.model.objectives import Objective
-from pgfed.model.resnet import ResNet18
 from pgfed.model.task import Task
-from pgfed.model.unet import SmallUNet
 from pgfed.modules import load_object
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pgfed.engine.replies import Form, divided
+from pgfed.engine.exchange.replies import Form, divided
 from pgfed.errors import OneLine
 from pgfed.methods.randomness import Rng, ServerRng
 from pgfed.methods.values import Kind, Message, State, Update

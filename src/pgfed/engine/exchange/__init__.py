@@ -1,0 +1,1 @@
+"""What passes between server and clients: made smaller, checked, averaged, and attacked."""
