@@ -312,7 +312,7 @@ def test_ctrl_c_ends_cleanly(tmp_path: Path) -> None:
         text=True,
     )
     assert running.stderr is not None
-    assert any("round 1/" in line for line in running.stderr)  # it is under way
+    assert any("seed 0 round" in line for line in running.stderr)  # it is under way
     running.send_signal(signal.SIGINT)
     _, rest = running.communicate(timeout=60)
     assert running.returncode == 130
