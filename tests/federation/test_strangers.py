@@ -297,7 +297,7 @@ def test_a_hostile_site_costs_itself_the_round_and_nobody_anything(tmp_path):
         assert "larger than the" in why.pop((3, 2))
         assert "its arrays take more than" in why.pop((4, 2))
         assert not why
-        assert hostile.codes[3] in (413, 0)  # late on a busy machine, others may be, too
+        assert hostile.codes in ({3: 413}, {3: 0})
         assert peak < 600
         lost = small.serial(running.folder, "pgfed", lose=lambda t, i: i == 2 and t in TRICKS)
         for client in range(small.SITES):
