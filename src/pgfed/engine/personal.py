@@ -211,11 +211,11 @@ def personal_model(
     theta = task.folded(theta, training)
     share = algorithm.personal.blend
     if share == "auto":
-        share = _chosen(view(None), newest, theta, validation)
+        share = chosen(view(None), newest, theta, validation)
     return torch.lerp(newest, theta, float(share))
 
 
-def _chosen(task: Task, newest: Tensor, own: Tensor, validation: Shard) -> float:
+def chosen(task: Task, newest: Tensor, own: Tensor, validation: Shard) -> float:
     """The share of the own model with the least loss on the client's validation data; a fixed one
     where it has none."""
     if not len(validation):
