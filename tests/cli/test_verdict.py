@@ -265,6 +265,47 @@ def test_few_rounds_are_not_judged() -> None:
     assert (found.gained, found.lost) == (None, None)
 
 
+def test_what_is_too_short_to_judge_is_not_compared_either() -> None:
+    """Neither with a control, nor by rank, nor without a baseline."""
+    short = [
+        outcome(m, s, rounds=5)
+        for m, s in (("local", LOCAL), ("fedavg-local", LOCAL), ("pgfed", SURELY))
+    ]
+    for runs in (short, short[1:]):
+        found = verdict(*runs)
+        assert found.headline.startswith("Too short to judge")
+        assert not found.comparable
+        assert not [line for line in found.lines if "adds" in line or "leads" in line]
+    assert "add alone or local" in found.sentences[-1]
+
+
+def terminal(runs: list[SeedRun], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What `pgfed run` ends with, colours and all."""
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard")
+    monkeypatch.setattr("pgfed.cli.terminal.experiment.console", lambda: screen)
+    outcomes(data(*runs))
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
+def test_a_run_without_a_verdict_colours_and_counts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same gains: evidence in a run that is long enough, numbers in one that is not."""
+    lower = [v - 0.25 for v in LOCAL]
+    each = (("local", LOCAL), ("fedavg", lower), ("pgfed", SURELY))
+    long = terminal([outcome(m, s) for m, s in each], monkeypatch)
+    assert "\x1b[32m" in long
+    assert "\x1b[31m" in long
+    runs = [outcome(m, s, rounds=5) for m, s in each]
+    short = terminal(runs, monkeypatch)
+    assert "Too short to judge" in short
+    assert "+25.0" in short
+    assert "\x1b[3" not in short  # no colour at all
+    (found,) = group([data(*runs)])
+    assert [row[4:6] for row in outcome_rows(found)] == [["", ""], ["–", "–"], ["–", "–"]]
+
+
 def test_clients_that_hardly_took_part_are_not_judged() -> None:
     def rarely(run: SeedRun) -> SeedRun:
         records = [{**r, "cohort": [r["round"] % 4]} for r in run.history.records[:8]]

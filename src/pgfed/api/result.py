@@ -106,7 +106,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """For notebooks: the verdict over a small table."""
-        metric = self.data.metric
+        metric, judged = self.data.metric, self.verdict.judged
         head = ["method", "seed", metric.title, f"gain over {self._group.over}", "gained", "harmed"]
         rows = [
             [
@@ -114,7 +114,7 @@ class Result:
                 line["seed"],
                 score(line["final_score"], metric),
                 "" if line["gain_mean"] is None else gain(line["gain_mean"], metric),
-                *("" if line[key] is None else line[key] for key in GAINED),
+                *("" if line[key] is None or not judged else line[key] for key in GAINED),
             ]
             for line in self.summary
         ]

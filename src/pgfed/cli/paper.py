@@ -326,7 +326,7 @@ def _show_explicit(result: Explicit, setup: Setup, folder: Path) -> None:
         cells = (percent(r["accuracy_before"]), percent(r["accuracy_after"]))
         gain = (points(r["gain_mean"]), r["clients_harmed"], "chosen" if r["chosen"] else "")
         rows.append((arm.name, f"{arm.lr:g}", *cells, *gain))
-    columns = ("objective", "lr", "before", "after", "gain", "clients harmed", "")
+    columns = ("objective", "lr", "before", "after", "gain", "clients lower", "")
     screen.print(screens.table(columns, rows))
     d = result.difference()
     steps = len(result.implicit.curve) - 1

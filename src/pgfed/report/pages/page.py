@@ -86,7 +86,7 @@ def _group(
     ]
     names = group.clients.names[:MAX_PICKED]
     verdict = judge(group) if group.methods else None
-    about = verdict.method if verdict else None
+    about = verdict.method if verdict and verdict.judged else None
     drawn = {
         f.id: [panel.specs for panel in f.panels if panel.specs]
         for part in parts
