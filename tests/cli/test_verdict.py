@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from pgfed.cli.terminal.experiment import outcome_rows, outcomes
-from pgfed.cli.terminal.tables import table
+from pgfed.cli.terminal.tables import prose, table
 from pgfed.config.experiment import from_dict, make_methods
 from pgfed.methods import registry as algorithms
 from pgfed.model.metrics import ACCURACY, METRICS
@@ -386,6 +386,19 @@ def test_the_terminal_says_the_whole_verdict(capsys: pytest.CaptureFixture[str])
     assert said[1 + len(runs) : -1] == expected.lines
     assert len(expected.sentences) > 1
     assert said[-1] == "Run folder: run"
+
+
+@pytest.mark.parametrize("width", [58, 59, 60, 61, 62])
+def test_a_terminal_wraps_at_words_and_keeps_numbers_with_their_sign(width: int) -> None:
+    said = "fedavg-framed itself adds +0.68 points over its control (95 % interval −0.40 to +2.23)."
+    screen = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    with screen.capture() as captured:
+        prose(screen, said)
+    lines = captured.get().splitlines()
+    assert len(lines) == 2
+    assert all(len(line) <= width for line in lines)
+    assert " ".join(lines) == said
+    assert not lines[1].startswith("%")
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.text import Text
 
-from pgfed.cli.terminal.tables import console, table
+from pgfed.cli.terminal.tables import console, prose, table
 from pgfed.model.metrics import Metric
 from pgfed.results.comparison import Group, Method, group
 from pgfed.results.folder.layout import methods_of
@@ -47,9 +47,8 @@ def outcomes(run: RunData, page: Path | None = None) -> None:
         style = _colour(found, method) if verdict.judged else ""
         row[GAIN] = Text(str(row[GAIN]), style=style)
     screen.print(table(columns, rows))
-    for k, line in enumerate(verdict.lines):  # wrapped at words on a terminal only
-        style = "bold" if k == 0 else None
-        screen.print(line, soft_wrap=not screen.is_terminal, markup=False, style=style)
+    for k, line in enumerate(verdict.lines):
+        prose(screen, line, "bold" if k == 0 else None)
     screen.print(f"Run folder: {run.path}", soft_wrap=True, markup=False)
     if page is not None:
         shown = Text("Report: ").append(str(page), style=f"link {page.absolute().as_uri()}")
@@ -108,7 +107,7 @@ def dry_run(setup: Setup, estimates: Sequence[Estimate], memory: float) -> None:
     """What would run, and what it would take."""
     screen = console()
     federation = setup.federation
-    screen.print(header(setup), soft_wrap=not screen.is_terminal, markup=False)
+    prose(screen, header(setup))
     screen.print(f"The model: {travelling(setup.about_model())}.", soft_wrap=True)
     clients(federation)
     columns = ("method", "time", "down", "up", "disk")

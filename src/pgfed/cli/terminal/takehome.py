@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pgfed.cli.terminal.tables import console, table
+from pgfed.cli.terminal.tables import console, prose, table
 from pgfed.model.metrics import Metric, described, label_of
 from pgfed.results.formats import bare, bracketed, count, gain, percent, score
 from pgfed.results.gains.clients import Gain
@@ -147,7 +147,7 @@ def onboarding(of: Onboarding, out: str) -> None:
         if n.method != ALONE and n.start.startswith("no "):
             screen.print(f"{n.method} has {n.start}.", markup=False, soft_wrap=True)
     for line in _advice(of):
-        screen.print(line, markup=False, soft_wrap=not screen.is_terminal)
+        prose(screen, line)
     screen.print(f"Models, manifests and learning curves: {out}", markup=False, soft_wrap=True)
 
 

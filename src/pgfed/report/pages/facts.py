@@ -86,9 +86,12 @@ def next_steps(group: Group, verdict: Verdict) -> list[str]:
             "try another method."
         )
     if verdict.untold:
+        who = f"For {count(verdict.untold, 'client')} it cannot be told"
+        if not verdict.gained and not verdict.lost:
+            who = "For no single client can it be told"
         steps.append(
-            f"For the {count(verdict.untold, 'client')} for which it cannot be told, more test "
-            "samples would tell; more rounds or seeds would not make these models surer."
+            f"{who}: more test samples would tell; more rounds or seeds would not make these "
+            "models surer."
         )
     if verdict.method is not None and verdict.baseline is None:
         asked = f"{again}{_baselines(group, verdict)}"

@@ -101,6 +101,7 @@ def _group(
         "next": next_steps(group, verdict) if verdict else [],
         "differing": differing(group),
         "results": shown(results.results(group), prefix, about),
+        "methods": [(m.label, m.about.summary) for m in group.methods if m.about.summary],
         "control": shown(results.control(group), prefix),
         "parts": parts,
         "sections": [*((p.id, p.heading) for p in parts), (f"{prefix}again", "Do it again")],
