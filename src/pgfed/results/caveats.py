@@ -223,13 +223,17 @@ def caveats(group: Group) -> list[str]:
     if without:
         lines.append(f"{count(without, 'client')} without test data left out of every mean.")
     lines += _undefined(group)
-    for folder in group.folders:
-        lines += [
-            f"{method}, seed {seed}, has not finished ({count(done, 'round')} of "
-            f"{folder.methods[method].rounds(folder.experiment)} done) and is left out."
-            for method, seed, done in folder.unfinished
-        ]
-    return lines
+    return [*lines, *_unfinished(group)]
+
+
+def _unfinished(group: Group) -> list[str]:
+    each = [
+        f"{method}, seed {seed} ({count(done, 'round')} of "
+        f"{folder.methods[method].rounds(folder.experiment)})"
+        for folder in group.folders
+        for method, seed, done in folder.unfinished
+    ]
+    return [f"Not finished, and left out: {listed(each)}."] if each else []
 
 
 def _controls(group: Group) -> list[str]:

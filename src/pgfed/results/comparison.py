@@ -155,6 +155,7 @@ class Group:
     title: str
     folders: list[RunData]
     methods: list[Method]
+    running: bool = False  # it goes on: there is more to come, and no verdict yet
     _paired: dict[Any, Paired] = field(default_factory=dict, repr=False)
     _gains: dict[tuple[str, str, bool], Gain] = field(default_factory=dict, repr=False)
     _helpfulness: dict[tuple[str, int], Helpfulness] = field(default_factory=dict, repr=False)

@@ -83,6 +83,10 @@ class Verdict:
 
 def judge(group: Group) -> Verdict:
     """Everything the numbers allow to be said in a few sentences."""
+    if group.running:
+        so_far = "What has finished so far stands below; the rest has curves only."
+        headline = "No verdict yet: the run has not come to its end."
+        return Verdict(headline, [so_far] if group.methods else [], [], comparable=False)
     first = attacked(group)
     sound = [method for method in group.ranked if method.sound]
     nothing = ""

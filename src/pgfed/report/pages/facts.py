@@ -25,7 +25,7 @@ def facts(group: Group) -> str:
     kind: str = data.partition or "given"
     if kind.startswith("dirichlet"):
         kind += f" {data.alpha:g}"
-    seeds = {seed for method in group.methods for seed in method.runs}
+    seeds = {seed for method in group.methods for seed in method.runs} or first.seeds
     cohort = first.cohort_size(len(group.clients))
     return " · ".join(
         [
