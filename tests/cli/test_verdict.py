@@ -19,7 +19,7 @@ from pgfed.results.comparison import Group, group
 from pgfed.results.folder.history import history_of
 from pgfed.results.formats import count, duration, gain, percent, score, size
 from pgfed.results.runs import Clients, RunData, SeedRun, method_info
-from pgfed.results.verdict import Verdict, judge
+from pgfed.results.verdict import Verdict, judge, own_gain
 from report.folders import evidence
 
 ROUNDS = 12
@@ -304,6 +304,15 @@ def test_a_run_without_a_verdict_colours_and_counts_nothing(
     assert "\x1b[3" not in short  # no colour at all
     (found,) = group([data(*runs)])
     assert [row[4:6] for row in outcome_rows(found)] == [["", ""], ["–", "–"], ["–", "–"]]
+
+
+def test_a_site_is_told_its_own_gain_but_not_of_a_short_run() -> None:
+    found = grouped(outcome("local", LOCAL), outcome("pgfed", SURELY))
+    of = found.gain(found.methods[-1])
+    assert of is not None
+    assert own_gain(of, ACCURACY).endswith("; 10 of 40 samples): clearly gained")
+    short = own_gain(replace(of, judged=False), ACCURACY)
+    assert short.endswith("; 10 of 40 samples): too short to judge")
 
 
 def test_clients_that_hardly_took_part_are_not_judged() -> None:

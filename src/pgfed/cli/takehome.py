@@ -237,8 +237,13 @@ def export(
     done = exported(opened, format.value, out, whole=whole, replace=overwrite, allowed=trusted)
     promised = opened.manifest.promised
     if as_json:
-        about = {"path": str(done.path), "format": format.value, "with_normalisation": whole}
-        about |= {"largest_difference": done.difference, "privacy": promised}
+        about = {
+            "path": str(done.path),
+            "format": format.value,
+            "with_normalisation": whole,
+            "largest_difference": done.difference,
+            "privacy": promised,
+        }
         print(json.dumps(about, indent=2))
         return
     print(f"{done.path}: gives the same outputs (largest difference {done.difference:.1g})")

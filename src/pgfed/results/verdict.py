@@ -272,6 +272,7 @@ def own_gain(of: Gain, metric: Metric) -> str:
     if np.isnan(low):
         return f"{said} (too few test samples to say how surely)"
     clear = (of.statements[0] or "cannot be told").replace("cannot", "by itself it cannot")
+    clear = clear if of.judged else "too short to judge"
     interval = f"95 % interval {gain(low, metric)} to {gain(high, metric)}"
     return f"{said} ({interval}; {of.behind(0)}): {clear}"
 
