@@ -34,8 +34,8 @@ METHODS = """## Settings of methods
 COMMANDS = """# Command line
 
 What each command takes. `pgfed COMMAND --help` prints the same. A run folder is called DIR in all
-of them; `--json` prints what a command says as JSON, for programs. A mistake is one line on the
-standard error and exit code 2; Ctrl+C is 130.
+of them; `--json` prints what a command says as JSON, for programs (commands that only do something
+have none). A mistake is one line on the standard error and exit code 2; Ctrl+C is 130.
 
 `pgfed --install-completion` teaches your shell (bash, zsh, fish) to complete commands, methods,
 keys of `--set` and run folders after TAB.

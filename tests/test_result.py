@@ -57,6 +57,8 @@ def test_the_verdict_is_the_sentence_that_the_command_prints(
 def test_a_notebook_shows_the_verdict_over_a_table(run: tuple[pgfed.Result, ...]) -> None:
     for result in run:
         shown = result._repr_html_()
+        local = shown[shown.index("<td>local</td>") :].partition("</tr>")[0]
+        assert local.endswith("<td></td><td></td><td></td>")  # gains nothing over itself
         assert f"<strong>{result.verdict}</strong>" in shown
         assert shown.count("<tr>") == 4
         assert "<td>pgfed</td>" in shown

@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
+import typer
 
 from cli.cli_tools import SMALL, Done
+from pgfed.cli.app import app
 from pgfed.config import reference
 from pgfed.config.schema import dotted
 from pgfed.config.tables import Experiment
@@ -152,6 +155,30 @@ def test_json_is_json_and_nothing_else(pgfed: Command, words: list[str]) -> None
     done = pgfed(*words)
     assert done.code == 0
     assert json.loads(done.out)
+
+
+ACTS = {  # they do something, and say that they have; there is nothing for a program to read
+    *("add-seats", "add-site", "approve", "fetch", "init", "invite", "join", "remove-site"),
+    *("renew-certificate", "rollback", "server", "site", "stop"),
+}
+
+
+def commands(of: click.Command, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(of, click.Group):
+        yield path, of
+        return
+    for name, inner in of.commands.items():
+        yield from commands(inner, f"{path} {name}".strip())
+
+
+def test_whatever_has_something_to_say_says_it_as_json() -> None:
+    without = {
+        path
+        for path, command in commands(typer.main.get_command(app))
+        if "--json" not in [word for one in command.params for word in one.opts]
+    }
+    acts = {f"federation {name}" for name in ACTS} | {"privacy open", "privacy repair"}
+    assert without == acts
 
 
 # -- runs --------------------------------------------------------------------------------------

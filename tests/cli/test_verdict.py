@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from pgfed.cli.terminal.experiment import outcome_rows, outcomes
-from pgfed.cli.terminal.tables import table
+from pgfed.cli.terminal.tables import prose, table
 from pgfed.config.experiment import from_dict, make_methods
 from pgfed.methods import registry as algorithms
 from pgfed.model.metrics import ACCURACY, METRICS
@@ -19,7 +19,7 @@ from pgfed.results.comparison import Group, group
 from pgfed.results.folder.history import history_of
 from pgfed.results.formats import count, duration, gain, percent, score, size
 from pgfed.results.runs import Clients, RunData, SeedRun, method_info
-from pgfed.results.verdict import Verdict, judge
+from pgfed.results.verdict import Verdict, judge, own_gain
 from report.folders import evidence
 
 ROUNDS = 12
@@ -265,6 +265,56 @@ def test_few_rounds_are_not_judged() -> None:
     assert (found.gained, found.lost) == (None, None)
 
 
+def test_what_is_too_short_to_judge_is_not_compared_either() -> None:
+    """Neither with a control, nor by rank, nor without a baseline."""
+    short = [
+        outcome(m, s, rounds=5)
+        for m, s in (("local", LOCAL), ("fedavg-local", LOCAL), ("pgfed", SURELY))
+    ]
+    for runs in (short, short[1:]):
+        found = verdict(*runs)
+        assert found.headline.startswith("Too short to judge")
+        assert not found.comparable
+        assert not [line for line in found.lines if "adds" in line or "leads" in line]
+    assert "add alone or local" in found.sentences[-1]
+
+
+def terminal(runs: list[SeedRun], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What `pgfed run` ends with, colours and all."""
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard")
+    monkeypatch.setattr("pgfed.cli.terminal.experiment.console", lambda: screen)
+    outcomes(data(*runs))
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
+def test_a_run_without_a_verdict_colours_and_counts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same gains: evidence in a run that is long enough, numbers in one that is not."""
+    lower = [v - 0.25 for v in LOCAL]
+    each = (("local", LOCAL), ("fedavg", lower), ("pgfed", SURELY))
+    long = terminal([outcome(m, s) for m, s in each], monkeypatch)
+    assert "\x1b[32m" in long
+    assert "\x1b[31m" in long
+    runs = [outcome(m, s, rounds=5) for m, s in each]
+    short = terminal(runs, monkeypatch)
+    assert "Too short to judge" in short
+    assert "+25.0" in short
+    assert "\x1b[3" not in short  # no colour at all
+    (found,) = group([data(*runs)])
+    assert [row[4:6] for row in outcome_rows(found)] == [["", ""], ["–", "–"], ["–", "–"]]
+
+
+def test_a_site_is_told_its_own_gain_but_not_of_a_short_run() -> None:
+    found = grouped(outcome("local", LOCAL), outcome("pgfed", SURELY))
+    of = found.gain(found.methods[-1])
+    assert of is not None
+    assert own_gain(of, ACCURACY).endswith("; 10 of 40 samples): clearly gained")
+    short = own_gain(replace(of, judged=False), ACCURACY)
+    assert short.endswith("; 10 of 40 samples): too short to judge")
+
+
 def test_clients_that_hardly_took_part_are_not_judged() -> None:
     def rarely(run: SeedRun) -> SeedRun:
         records = [{**r, "cohort": [r["round"] % 4]} for r in run.history.records[:8]]
@@ -345,6 +395,19 @@ def test_the_terminal_says_the_whole_verdict(capsys: pytest.CaptureFixture[str])
     assert said[1 + len(runs) : -1] == expected.lines
     assert len(expected.sentences) > 1
     assert said[-1] == "Run folder: run"
+
+
+@pytest.mark.parametrize("width", [58, 59, 60, 61, 62])
+def test_a_terminal_wraps_at_words_and_keeps_numbers_with_their_sign(width: int) -> None:
+    said = "fedavg-framed itself adds +0.68 points over its control (95 % interval −0.40 to +2.23)."
+    screen = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    with screen.capture() as captured:
+        prose(screen, said)
+    lines = captured.get().splitlines()
+    assert len(lines) == 2
+    assert all(len(line) <= width for line in lines)
+    assert " ".join(lines) == said
+    assert not lines[1].startswith("%")
 
 
 @pytest.mark.parametrize("width", [80, 120])

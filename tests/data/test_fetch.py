@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import tarfile
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from data_files import write_cifar10_binary, write_mnist, write_organamnist
 
+from pgfed.cli.app import main
 from pgfed.data import datasets
 from pgfed.data.named import fetch as fetching
 from pgfed.data.named.fetch import SOURCES, Remote, Source, fetch
@@ -167,6 +170,24 @@ def test_an_archive_is_fetched_checked_unpacked_and_loads(
     assert seen[0] == (0, size)
     assert seen[-1] == (size, size)
     assert mirror.requests == [(f"/sets/{CIFAR}", None)]
+
+
+def test_the_command_says_where_it_lies(
+    tmp_path: Path,
+    mirror: Mirror,
+    organs: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(fetching, "fetch", partial(fetch, base_url=mirror.url))
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["data", "fetch", "organamnist", "--data-root", str(tmp_path), *more])
+        assert ended.value.code == 0
+    plain, read = capsys.readouterr().out.split("\n", 1)
+    place = str(tmp_path / ORGANS)
+    assert plain == f"organamnist: {place}"
+    assert json.loads(read) == {"name": "organamnist", "path": place}
 
 
 def test_four_files_are_fetched_into_their_folder(

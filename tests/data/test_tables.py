@@ -267,6 +267,10 @@ def test_a_proposal_sees_types_patients_and_leaks(banks: Path, pgfed):
     assert list(proposed.numeric) == ["amount"]
     assert proposed.categorical == {"channel": ["phone", "shop", "web"]}
     assert "18 of 120 missing" in found.out
+    read = json.loads(pgfed("data", "schema", "banks", "--json").out)
+    assert read["schema"]["target"] == ["fraud"]
+    assert read["about"]["amount"] in found.out
+    assert any("chargeback equals the target" in warning for warning in read["warnings"])
 
 
 def test_a_proposal_takes_what_it_is_told(tmp_path: Path):

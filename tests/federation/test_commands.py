@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ import tomli_w
 from federation import small
 from pgfed.cli import app as cli
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder, digest, load_experiment
+from report.folders import make_folder
 
 
 def pgfed(capsys, *words) -> tuple[int, str]:
@@ -137,6 +139,27 @@ def test_mistakes_in_folders(tmp_path, capsys):
     assert "seats" in mistake(capsys, "site", site)
     (site / "site.toml").write_text("nonsense")
     assert "not valid TOML" in mistake(capsys, "site", site)
+
+
+def test_a_run_ends_in_its_summary_for_programs(tmp_path, capsys, monkeypatch):
+    folder = small.make(tmp_path / "f")
+    options = {"methods": ["local", "pgfed"], "seeds": [0], "clients": 3}
+
+    def ask(_, command, **__):
+        if command == "run":
+            make_folder(folder.run, **options)
+            record = {"state": "finished", "method": "", "messages": ["all sites are here"]}
+            (folder.run / "status.json").write_text(json.dumps(record | {"error": "", "sites": []}))
+        return {"running": False, "sites": []}
+
+    monkeypatch.setattr("pgfed.federation.server.control.ask", ask)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["federation", "run", str(folder.path), "--json"])
+    said = capsys.readouterr()
+    assert ended.value.code == 0
+    assert "all sites are here" in said.err
+    assert [row["method"] for row in json.loads(said.out)] == ["local", "pgfed"]
+    assert (folder.run / "report.html").is_file()
 
 
 def test_run_needs_a_server_and_a_place(tmp_path, capsys):

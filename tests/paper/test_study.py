@@ -225,6 +225,9 @@ def test_the_command_explicit(tmp_path: Path, capsys: Any) -> None:
     (out / "explicit.json").unlink()
     pgfed("study", "explicit", "--from", out, *options, "--quiet")
     assert (out / "explicit.json").read_bytes() == before
+    assert capsys.readouterr().out == ""
+    pgfed("study", "explicit", "--from", out, *options, "--json")
+    assert json.loads(capsys.readouterr().out) == content
 
 
 @pytest.mark.parametrize(
@@ -367,6 +370,10 @@ def test_the_command_new_clients(tmp_path: Path, capsys: Any) -> None:
     content = json.loads((out / "new_clients.json").read_text())
     assert list(content) == ["local", "fedavg"]
     assert content["fedavg"]["epochs"] == [0, 1, 2, 3]
+
+    again = ["--from", out, "--epochs", 3, "--lr", 0.02, "--json"]
+    pgfed("study", "new-clients", *again)
+    assert json.loads(capsys.readouterr().out) == content
 
     # The new client is the last of five; it starts from the global model of the other four's run.
     environment = json.loads((out / "environment.json").read_text())

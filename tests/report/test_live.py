@@ -83,6 +83,8 @@ def test_a_running_run_has_a_banner_and_curves_but_no_verdict(running: Path) -> 
     )
     assert "No verdict yet" in shown
     assert "Federating helped" not in shown
+    assert 'class="leader"' not in text
+    assert "clearly gained" not in text
     drawn = {trace["meta"] for trace in payload(text)[0]["figures"]["curves"][0][0]["data"]}
     assert drawn == {"local", "fedavg", "pgfed (running)"}
 
@@ -93,6 +95,7 @@ def test_before_any_method_has_finished_there_are_curves(running: Path) -> None:
     with served(running) as server:
         shown = words(text := ask(server)[1])
     assert "Not running · local, seed 0: round 2 of 6" in shown
+    assert " · 1 seed · " in shown
     (group,) = payload(text)
     assert set(group["figures"]) == {"curves"}
 

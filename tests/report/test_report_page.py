@@ -17,12 +17,13 @@ import pytest
 from pgfed.errors import UserError
 from pgfed.methods.registry import METHODS
 from pgfed.report import extras as needs
+from pgfed.report.figures.colours import STONE
 from pgfed.report.figures.ordering import by_likeness
 from pgfed.report.figures.specification import plain
 from pgfed.report.pages import page
-from pgfed.report.rendering import read, render, write_page
+from pgfed.report.rendering import Format, read, render, write_page
 from pgfed.report.tables.clients import each, shown_of
-from pgfed.report.tables.results import results
+from pgfed.report.tables.results import control, results
 from pgfed.results.comparison import Group
 from report.folders import make_folder
 
@@ -204,6 +205,49 @@ def test_every_client_has_a_row_with_what_the_evidence_carries(html: str, group:
     assert bars["error_x"]["array"][0] == pytest.approx(high, rel=1e-3)
     low = 100 * (shown.gain.per_client[first] - shown.gain.low[first])
     assert bars["error_x"]["arrayminus"][0] == pytest.approx(low, rel=1e-3)
+
+
+CLAIMS = 'class="good"', 'class="leader"', "clearly gained", "Clearly gained:"
+
+
+def test_a_page_without_a_verdict_claims_nothing(html: str, tmp_path: Path) -> None:
+    """Same gains and evidence as on the other page, but of four rounds."""
+    short = make_folder(tmp_path / "short", rounds=4)
+    (found,) = read([short])
+    text = render([found])
+    for claim in CLAIMS:
+        assert claim in html, claim
+        assert claim not in text, claim
+    assert "Federating helped" not in text
+    shown = " ".join(" ".join(Tags(text).text).split())
+    assert "Too short to judge" in shown
+    assert (
+        f"Run it for longer: pgfed run {short / 'experiment.toml'} --out NEW --rounds 30" in shown
+    )
+    assert "nobody is said to have gained or lost: the run gives no verdict." in shown
+    for trace in payload(text)[0]["figures"]["gains"][0][0]["data"]:
+        assert np.all(np.array(trace["marker"]["color"]) == STONE)
+    assert {row["statement"].text for row in each(found).records()} == {"not judged"}
+    (trial,) = control(found).records()
+    assert (trial["meaning"].text, trial["better"].text) == ("not judged", "–")
+    for format in (Format.latex, Format.md, Format.csv):
+        assert "textbf" not in render([found], format)
+        assert "clearly gained" not in render([found], format)
+
+
+def test_clients_are_counted_by_evidence_beside_the_control_too(group: Group) -> None:
+    """Nearly all differ by sign; their samples carry less."""
+    (trial,) = control(group).records()
+    pgfed, twin = (next(m for m in group.methods if m.name == name)
+                   for name in ("pgfed", "fedavg-local"))  # fmt: skip
+    found, compared = group.gain(pgfed, twin), group.compare(pgfed, twin)
+    assert found is not None
+    assert compared is not None
+    assert compared.better + compared.worse > 9
+    counts = [trial[key].value for key in ("better", "worse", "untold")]
+    assert counts == [found.gained, found.lost, found.untold]
+    assert sum(map(int, counts[:2])) < compared.better + compared.worse
+    assert sum(map(int, counts)) == 12
 
 
 def test_the_title_says_what_it_is_about(tmp_path: Path) -> None:

@@ -39,10 +39,19 @@ def words(text: str) -> str:
         ({"clearly": "no"}, "Whether federating helped here cannot be told (+10.0 points)."),
         ({"clearly": ""}, "how sure that is, is not known"),
         ({"gain": "", "local": ""}, "What federating gained here is not known"),
+        ({"round": "5"}, "Too short to judge: 5 rounds; 6 are the least."),
     ],
 )
 def test_the_first_line_says_what_the_evidence_carries(change: dict[str, Any], said: str) -> None:
     assert said in headline([{**ROW, **change}], ACCURACY)[0]
+
+
+def test_a_short_run_claims_nothing() -> None:
+    text = site_page([{**ROW, "round": "5"}], ACCURACY)
+    assert "clearly gained" not in text
+    assert 'class="good"' not in text
+    assert "Ask for a run of more rounds" in words(text)
+    assert 'class="good"' in site_page([ROW], ACCURACY)
 
 
 @pytest.mark.parametrize(("covered", "sentences"), [("", 0), ("True", 1), ("False", 2)])

@@ -85,6 +85,15 @@ def test_onnx(trained: Path, pgfed: Command) -> None:
     assert found["sha256"] == entry["sha256"]
 
 
+def test_for_programs(trained: Path, pgfed: Command) -> None:
+    done = pgfed("export", trained, "--format", "torch", "--out", "m.pt2", "--json", *OURS)
+    assert (done.code, done.err) == (0, "")
+    found = json.loads(done.out)
+    assert (found["path"], found["format"], found["privacy"]) == ("m.pt2", "torch", None)
+    assert 0 <= found["largest_difference"] < 1e-4
+    assert Path("m.pt2").is_file()
+
+
 def test_with_what_comes_before_and_after(trained: Path, pgfed: Command) -> None:
     done = pgfed("export", trained, "--with-normalisation", "--format", "torch", *OURS)
     assert (done.code, done.err) == (0, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,21 @@ def test_one_bad_file_does_not_keep_back_the_others(
         each = {key[2:]: float(p) for key, p in row.items() if key.startswith("p:")}
         assert sum(each.values()) == pytest.approx(1, abs=1e-5)
         assert max(each, key=lambda name: each[name]) == row["class"]
+
+
+def test_json_holds_the_same_rows_whatever_was_left_out(grey: Grey, pgfed: Command) -> None:
+    array = grey[0].parent / "data.npz"
+    good = rows(pgfed("predict", model(grey), array).out)
+    Image.new("RGB", (32, 32)).save("colour.png")
+    done = pgfed("predict", model(grey), array, "colour.png", "--json")
+    assert done.code == 2
+    assert "all others are done" in done.line
+    assert [{key: str(v) for key, v in row.items()} for row in json.loads(done.out)] == [
+        {key: v if key in ("file", "row", "class") else str(float(v)) for key, v in row.items()}
+        for row in good
+    ]
+    assert pgfed("predict", model(grey), array, "--json", "--out", "p.json").code == 0
+    assert json.loads(Path("p.json").read_text()) == json.loads(done.out)
 
 
 def test_grey_images_for_a_colour_model(pgfed: Command, tmp_path: Path) -> None:

@@ -106,17 +106,20 @@ class Result:
 
     def _repr_html_(self) -> str:
         """For notebooks: the verdict over a small table."""
-        metric = self.data.metric
-        head = ["method", "seed", metric.title, f"gain over {self._group.over}", "gained", "harmed"]
+        metric, judged = self.data.metric, self.verdict.judged
+        over = f"gain over {self._group.over}"
+        head = ["method", "seed", metric.title, over, "clearly gained", "clearly lost"]
+        alone = {name for name, about in self.data.methods.items() if about.role == "baseline"}
         rows = [
             [
                 line["method"],
                 line["seed"],
                 score(line["final_score"], metric),
-                "" if line["gain_mean"] is None else gain(line["gain_mean"], metric),
-                *("" if line[key] is None else line[key] for key in GAINED),
+                "" if line["gain_mean"] is None or own else gain(line["gain_mean"], metric),
+                *("" if line[key] is None or own or not judged else line[key] for key in GAINED),
             ]
             for line in self.summary
+            for own in [line["method"] in alone]
         ]
         said = "".join(f"<p>{html.escape(line)}</p>" for line in self.verdict.lines[1:])
         return (

@@ -42,6 +42,7 @@ def datasets(data_root: DataRoot = None, as_json: AsJson = False) -> None:
 def fetch(
     name: Annotated[str, typer.Argument(help="A name that `pgfed datasets` lists.")],
     data_root: DataRoot = None,
+    as_json: AsJson = False,
 ) -> None:
     """Download a data set, checked by its checksum, to the data root."""
     from pgfed.cli.terminal.download import Download
@@ -50,7 +51,10 @@ def fetch(
 
     with Download(name, sys.stderr) as download:
         place = fetching.fetch(name, default_root(data_root), progress=download.update)
-    print(f"{name}: {place}")
+    if as_json:
+        print(json.dumps({"name": name, "path": str(place)}, indent=2))
+    else:
+        print(f"{name}: {place}")
 
 
 def show(
@@ -92,6 +96,7 @@ def schema(
         list[str] | None,
         typer.Option(metavar="COLUMN", help="What is to be predicted; may be given several times."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Propose a schema for tables: types, categories, target, sites and patients; look it over."""
     from pgfed.data import own
@@ -109,6 +114,9 @@ def schema(
     tables = {path: reading.frame(path, bad) for path in each}
     bad.settle(", ".join(map(str, files)))
     proposal = propose(tables, target)
+    if as_json:
+        print(json.dumps(proposal.as_json(), indent=2))
+        return
     for warning in proposal.warnings:
         print(f"pgfed: {warning}", file=sys.stderr)
     print(proposal.text(), end="")

@@ -13,6 +13,7 @@ import typer
 
 from pgfed.cli.options import (
     AllowModule,
+    AsJson,
     DataRoot,
     ExperimentFile,
     Group,
@@ -74,6 +75,7 @@ def explicit(
     ] = "1,0.1,0.01,0.001,0.0001",
     smoke: Smoke = False,
     quiet: Quiet = False,
+    as_json: AsJson = False,
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
 ) -> None:
@@ -99,11 +101,14 @@ def explicit(
     from pgfed.paper import explicit as study
 
     result = _exactly(start, clients, quiet, steps=steps, rates=rates, mus=mus)
-    _json(start.folder / "explicit.json", study.document(result))
+    document = study.document(result)
+    _json(start.folder / "explicit.json", document)
     write_atomic(start.folder / "explicit.csv", study.table(result))
     explicit_figure(result, start.folder)
     page = _page(start.folder)
-    if not quiet:
+    if as_json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+    elif not quiet:
         _show_explicit(result, start.setup, start.folder)
         if page is not None:
             print(f"Report: {page}")
@@ -147,6 +152,7 @@ def new_clients(
     ] = None,
     smoke: Smoke = False,
     quiet: Quiet = False,
+    as_json: AsJson = False,
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
 ) -> None:
@@ -171,9 +177,12 @@ def new_clients(
 
     from pgfed.paper import new_clients as study
 
-    _json(start.folder / "new_clients.json", study.document(curves, rate))
+    document = study.document(curves, rate)
+    _json(start.folder / "new_clients.json", document)
     page = _page(start.folder)
-    if not quiet:
+    if as_json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+    elif not quiet:
         _show_new_clients(curves, setup, len(new), start.folder)
         if page is not None:
             print(f"Report: {page}")
@@ -326,7 +335,7 @@ def _show_explicit(result: Explicit, setup: Setup, folder: Path) -> None:
         cells = (percent(r["accuracy_before"]), percent(r["accuracy_after"]))
         gain = (points(r["gain_mean"]), r["clients_harmed"], "chosen" if r["chosen"] else "")
         rows.append((arm.name, f"{arm.lr:g}", *cells, *gain))
-    columns = ("objective", "lr", "before", "after", "gain", "clients harmed", "")
+    columns = ("objective", "lr", "before", "after", "gain", "clients lower", "")
     screen.print(screens.table(columns, rows))
     d = result.difference()
     steps = len(result.implicit.curve) - 1

@@ -160,7 +160,7 @@ def predict(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="CSV", help="Where to write; by default to the screen.")
+        Path | None, typer.Option(metavar="FILE", help="Where to write; by default to the screen.")
     ] = None,
     resize: Annotated[
         bool, typer.Option("--resize", help="Resize images to what the model expects.")
@@ -169,6 +169,9 @@ def predict(
     method: OfMethod = None,
     seed: Seed = None,
     skip_bad: SkipBad = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write JSON, a list of rows, instead of CSV.")
+    ] = False,
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
 ) -> None:
@@ -182,14 +185,14 @@ def predict(
     opened = find_model(model, client, method, seed, trusted)
     rows = predictions.predict(opened, files, resize=resize, skip_bad=skip_bad, allowed=trusted)
     if out is None:
-        _, left_out = predictions.write(rows, sys.stdout)
+        _, left_out = predictions.write(rows, sys.stdout, as_json=as_json)
         if left_out is not None:
             raise left_out
         return
     try:
         with replacing(out) as file:
             stream = TextIOWrapper(file, "utf-8", newline="")
-            done, left_out = predictions.write(rows, stream)
+            done, left_out = predictions.write(rows, stream, as_json=as_json)
             stream.flush()
             stream.detach()
     except OSError as error:
@@ -221,6 +224,7 @@ def export(
     client: OfClient = None,
     method: OfMethod = None,
     seed: Seed = None,
+    as_json: AsJson = False,
     module_path: ModulePath = None,
     allow_module: AllowModule = None,
 ) -> None:
@@ -231,8 +235,19 @@ def export(
     trusted = allowed(allow_module)
     opened = find_model(model, client, method, seed, trusted)
     done = exported(opened, format.value, out, whole=whole, replace=overwrite, allowed=trusted)
+    promised = opened.manifest.promised
+    if as_json:
+        about = {
+            "path": str(done.path),
+            "format": format.value,
+            "with_normalisation": whole,
+            "largest_difference": done.difference,
+            "privacy": promised,
+        }
+        print(json.dumps(about, indent=2))
+        return
     print(f"{done.path}: gives the same outputs (largest difference {done.difference:.1g})")
-    if (promised := opened.manifest.promised) is not None:
+    if promised is not None:
         print(f"{done.path}: {promised}")
 
 

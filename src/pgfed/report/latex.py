@@ -10,6 +10,7 @@ from pgfed.report.tables.cells import Cell, Table
 from pgfed.report.text import all_tables
 from pgfed.results.comparison import Group
 from pgfed.results.formats import count
+from pgfed.results.verdict import judge
 
 _SIGNS = {
     "\\": r"\textbackslash{}",
@@ -39,7 +40,8 @@ def latex_report(groups: Sequence[Group], name: str | None = None) -> str:
 def latex(table: Table, groups: Sequence[Group], prefix: str = "") -> str:
     """A booktabs table: printed names, the best bold, a caption that says of what it is."""
     names = {m.label: printed_name(m.name, m.label) for group in groups for m in group.methods}
-    bold = _best(table)
+    # Bold is a claim: a run that gives no verdict makes none.
+    bold = _best(table) if all(judge(group).comparable for group in groups) else set()
     rows = [
         " & ".join(
             _cell(cell, names, bold=(i, j) in bold) for j, cell in enumerate(row)

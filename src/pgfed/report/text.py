@@ -18,6 +18,7 @@ from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
 from pgfed.results.formats import NONE
 from pgfed.results.statistics import Comparison
+from pgfed.results.verdict import gains as gains_of
 from pgfed.results.verdict import judge
 
 CSV_COLUMNS = (
@@ -144,8 +145,10 @@ def comma_separated(groups: Sequence[Group]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for group in groups:
+        gains = gains_of(group)
         for method in group.methods:
-            gain, local, other = group.gain(method), group.baseline(method), group.control(method)
+            gain, local = gains.get(method.label), group.baseline(method)
+            other = group.control(method)
             over_local = None if gain is None or local is None else group.compare(method, local)
             over_control = None if other is None else group.compare(method, other)
             writer.writerow(

@@ -36,21 +36,29 @@ def too_short(group: Group, method: Method, alone: Method, found: Comparison) ->
     lower of the two still rises so fast that it would make up the difference in another third of
     the run.
     """
-    rounds, part = _length(method), _part(method, len(group.clients))
-    if rounds < SHORT:
-        why = f"{count(rounds, 'round')} of {method.label} are too few; {SHORT} are the least."
-        return [why, "Run for longer: --set rounds=N."]
-    if part < PART:
-        why = f"clients took part in {part:.1f} rounds on average, fewer than {PART}."
-        return [sentence(why), "Run for longer (--set rounds=N), or with a larger cohort."]
+    if few := too_few_rounds(group, method):
+        return few
     lower = method if found.mean < 0 else alone
     rise = _rise(lower, group.metric.sign)
     if rise > abs(found.mean):
         return [
             f"{lower.label} still rose by {_shown(rise, group)} in the last third of its rounds, "
             f"more than what is to be judged ({_shown(abs(found.mean), group)}).",
-            "Run for longer: --set rounds=N (`pgfed resume --rounds N`, where the state was kept).",
+            "Run for longer: --rounds N (`pgfed resume --rounds N`, where the state was kept).",
         ]
+    return []
+
+
+def too_few_rounds(group: Group, method: Method) -> list[str]:
+    """Why a method has hardly been trained, and what to do; nothing if it has."""
+    rounds, part = _length(method), _part(method, len(group.clients))
+    if rounds < SHORT:
+        few = "is too few" if rounds == 1 else "are too few"
+        why = f"{count(rounds, 'round')} of {method.label} {few}; {SHORT} are the least."
+        return [why, "Run for longer: --rounds N."]
+    if part < PART:
+        why = f"clients took part in {part:.1f} rounds on average, fewer than {PART}."
+        return [sentence(why), "Run for longer (--rounds N), or with a larger cohort."]
     return []
 
 
@@ -215,13 +223,17 @@ def caveats(group: Group) -> list[str]:
     if without:
         lines.append(f"{count(without, 'client')} without test data left out of every mean.")
     lines += _undefined(group)
-    for folder in group.folders:
-        lines += [
-            f"{method}, seed {seed}, has not finished ({count(done, 'round')} of "
-            f"{folder.methods[method].rounds(folder.experiment)} done) and is left out."
-            for method, seed, done in folder.unfinished
-        ]
-    return lines
+    return [*lines, *_unfinished(group)]
+
+
+def _unfinished(group: Group) -> list[str]:
+    each = [
+        f"{method}, seed {seed} ({count(done, 'round')} of "
+        f"{folder.methods[method].rounds(folder.experiment)})"
+        for folder in group.folders
+        for method, seed, done in folder.unfinished
+    ]
+    return [f"Not finished, and left out: {listed(each)}."] if each else []
 
 
 def _controls(group: Group) -> list[str]:

@@ -155,8 +155,9 @@ class Group:
     title: str
     folders: list[RunData]
     methods: list[Method]
+    running: bool = False  # it goes on: there is more to come, and no verdict yet
     _paired: dict[Any, Paired] = field(default_factory=dict, repr=False)
-    _gains: dict[tuple[str, str], Gain] = field(default_factory=dict, repr=False)
+    _gains: dict[tuple[str, str, bool], Gain] = field(default_factory=dict, repr=False)
     _helpfulness: dict[tuple[str, int], Helpfulness] = field(default_factory=dict, repr=False)
 
     @property
@@ -220,17 +221,21 @@ class Group:
     def gain(self, method: Method, over: Method | None = None) -> Gain | None:
         """Over the baseline, by the kept models, client by client and with the evidence for it.
 
-        None without a baseline, and for a baseline itself.
+        None without a baseline, and for a baseline itself. ``over``: over another method; what real
+        sites have said is over their baseline only.
         """
         if method.about.role == "baseline" and over is None:
             return None
         local = over or self.baseline(method)
         if local is None or not (seeds := sorted(method.runs.keys() & local.runs.keys())):
             return None
-        key = method.label, local.label
+        key = method.label, local.label, over is None
         if key not in self._gains:
+            runs = {seed: method.runs[seed] for seed in seeds}
+            if over is not None:
+                runs = {seed: replace(run, told=None) for seed, run in runs.items()}
             self._gains[key] = gain_of(
-                {seed: method.runs[seed] for seed in seeds},
+                runs,
                 {seed: local.runs[seed] for seed in seeds},
                 (method.scores("kept", seeds), local.scores("kept", seeds)),
                 self.clients.n_test,

@@ -22,6 +22,7 @@ from pgfed.results.caveats import (
     listed,
     majority,
     still_rising,
+    too_few_rounds,
     too_short,
 )
 from pgfed.results.comparison import Group, Method
@@ -64,6 +65,12 @@ class Verdict:
     gained: int | None = None  # clients, clearly; None where it cannot be counted
     lost: int | None = None
     untold: int | None = None
+    comparable: bool = True  # whether methods may be held against each other, too
+
+    @property
+    def judged(self) -> bool:
+        """Whether it says if federating helped; if not, nothing is shown as if it had."""
+        return self.outcome != "cannot-be-told"
 
     @property
     def lines(self) -> list[str]:
@@ -76,6 +83,10 @@ class Verdict:
 
 def judge(group: Group) -> Verdict:
     """Everything the numbers allow to be said in a few sentences."""
+    if group.running:
+        so_far = "What has finished so far stands below; the rest has curves only."
+        headline = "No verdict yet: the run has not come to its end."
+        return Verdict(headline, [so_far] if group.methods else [], [], comparable=False)
     first = attacked(group)
     sound = [method for method in group.ranked if method.sound]
     nothing = ""
@@ -86,17 +97,30 @@ def judge(group: Group) -> Verdict:
     elif not sound or any(_baseline(m) and m not in sound for m in group.ranked):
         nothing = "Training failed, so it cannot be said whether federating helps."
     if nothing:
-        return Verdict(first + nothing, [], caveats(group))
+        return Verdict(first + nothing, [], caveats(group), comparable=False)
     if words := blind(group, sound):
-        return Verdict(first + words[0], words[1:], caveats(group))
+        return Verdict(first + words[0], words[1:], caveats(group), comparable=False)
     found = _help(group, sound)
-    rest = [*_majority(group), *_ties(group, sound), *_bound(group, sound)]
-    trials = _trials(group, sound)
-    more = [*found.sentences, *rest, *(_adds(group, *trial) for trial in trials)]
-    if found.outcome == "helped":
-        more += _common(group, trials)
+    more = [*found.sentences, *_majority(group)]
+    if found.comparable:
+        trials = _trials(group, sound)
+        more += [*_ties(group, sound), *_bound(group, sound)]
+        more += [_adds(group, *trial) for trial in trials]
+        if found.outcome == "helped":
+            more += _common(group, trials)
     asked = [*found.caveats, *caveats(group)]
     return replace(found, headline=first + found.headline, sentences=more, caveats=asked)
+
+
+def gains(group: Group) -> dict[str, Gain]:
+    """By a method's label, what clients gained over training alone, as it may be shown.
+
+    A run that gives no verdict counts nobody: its gains are numbers, not evidence.
+    """
+    found = {m.label: gain for m in group.methods if (gain := group.gain(m)) is not None}
+    if not found or judge(group).judged:
+        return found
+    return {label: replace(gain, judged=False) for label, gain in found.items()}
 
 
 def _baseline(method: Method) -> bool:
@@ -166,22 +190,24 @@ def _help(group: Group, ranked: list[Method]) -> Verdict:
     if not each:
         leader = on_trial[0]
         reached = f"{_named(group.metric)} {score(leader.mean(), group.metric)}"
+        missing = "There is no baseline under the same seeds: add alone or local to the methods."
+        if short := too_few_rounds(group, leader):
+            return _short([*short, missing], leader)
         if len(ranked) > 1:
             headline = f"{leader.label} scores highest ({reached}); who gained cannot be said."
         else:
             headline = f"{leader.label} reaches {reached}; who gained cannot be said."
-        return Verdict(
-            headline,
-            ["There is no baseline under the same seeds: add alone or local to the methods."],
-            [],
-            method=leader.label,
-        )
+        return Verdict(headline, [missing], [], method=leader.label)
     chosen = next((s for s in each if s.side > 0), each[0])
     if short := too_short(group, chosen.method, chosen.alone, chosen.compared):
-        headline = "Too short to judge: it cannot be said yet whether federating helps."
-        over = chosen.alone.label
-        return Verdict(headline, short, [], method=chosen.method.label, baseline=over)
+        return _short(short, chosen.method, chosen.alone)
     return _judged(group, chosen, each[0])
+
+
+def _short(why: list[str], method: Method, alone: Method | None = None) -> Verdict:
+    headline = "Too short to judge: it cannot be said yet whether federating helps."
+    over = None if alone is None else alone.label
+    return Verdict(headline, why, [], method=method.label, baseline=over, comparable=False)
 
 
 def _judged(group: Group, chosen: _Standing, highest: _Standing) -> Verdict:
@@ -246,6 +272,7 @@ def own_gain(of: Gain, metric: Metric) -> str:
     if np.isnan(low):
         return f"{said} (too few test samples to say how surely)"
     clear = (of.statements[0] or "cannot be told").replace("cannot", "by itself it cannot")
+    clear = clear if of.judged else "too short to judge"
     interval = f"95 % interval {gain(low, metric)} to {gain(high, metric)}"
     return f"{said} ({interval}; {of.behind(0)}): {clear}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -62,17 +63,39 @@ def _rows(said: Tensor, targets: Targets, names: Sequence[str]) -> list[Row]:
     ]
 
 
-def write(rows: Iterable[Row], stream: TextIO) -> tuple[int, LeftOut | None]:
-    """CSV, row by row; how many there were, and what was left out."""
-    writer: csv.DictWriter[str] | None = None
-    count = 0
+def write(
+    rows: Iterable[Row], stream: TextIO, *, as_json: bool = False
+) -> tuple[int, LeftOut | None]:
+    """CSV, or a JSON list, row by row; how many there were, and what was left out."""
+    written = (_write_json if as_json else _write_csv)(rows, stream)
+    count, left_out = 0, None
     try:
-        for row in rows:
-            if writer is None:
-                writer = csv.DictWriter(stream, list(row), lineterminator="\n")
-                writer.writeheader()
-            writer.writerow(row)
+        for _ in written:
             count += 1
     except LeftOut as error:
-        return count, error
-    return count, None
+        left_out = error
+    if as_json:
+        stream.write("\n]\n" if count else "[]\n")
+    return count, left_out
+
+
+def _write_csv(rows: Iterable[Row], stream: TextIO) -> Iterator[Row]:
+    writer: csv.DictWriter[str] | None = None
+    for row in rows:
+        if writer is None:
+            writer = csv.DictWriter(stream, list(row), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(row)
+        yield row
+
+
+def _write_json(rows: Iterable[Row], stream: TextIO) -> Iterator[Row]:
+    """All but the list's end."""
+    before = "[\n"
+    for row in rows:
+        words = {"file", "row", *(["class"] if "probability" in row else [])}
+        plain = {key: v if key in words else float(v) for key, v in row.items()}
+        plain["file"] = str(row["file"])
+        stream.write(before + json.dumps(plain))
+        before = ",\n"
+        yield row

@@ -114,6 +114,7 @@ def run(
             help="Go on with sites whose data or versions have changed since the run began.",
         ),
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Run the federation's experiment over the sites that are connected."""
     from pgfed.cli.terminal.federation import watch
@@ -128,7 +129,7 @@ def run(
         "keep_personal_models": keep_personal_models,
         "accept_changes": accept_changes,
     }
-    if not watch(place, options):
+    if not watch(place, options, as_json=as_json):
         raise typer.Exit(1)
 
 

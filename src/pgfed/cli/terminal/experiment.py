@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.text import Text
 
-from pgfed.cli.terminal.tables import console, table
+from pgfed.cli.terminal.tables import console, prose, table
 from pgfed.model.metrics import Metric
 from pgfed.results.comparison import Group, Method, group
 from pgfed.results.folder.layout import methods_of
 from pgfed.results.formats import count, duration, score, size, travelling
 from pgfed.results.formats import gain as points
+from pgfed.results.verdict import gains as gains_of
 from pgfed.results.verdict import judge, last_rounds
 
 if TYPE_CHECKING:
@@ -41,12 +42,13 @@ def outcomes(run: RunData, page: Path | None = None) -> None:
     if not found.metric.bounded:
         columns.insert(2, MEDIAN)
     rows: list[list[str | Text]] = [list(row) for row in outcome_rows(found)]
+    verdict = judge(found)
     for row, method in zip(rows, _as_asked(found), strict=True):
-        row[GAIN] = Text(str(row[GAIN]), style=_colour(found, method))
+        style = _colour(found, method) if verdict.judged else ""
+        row[GAIN] = Text(str(row[GAIN]), style=style)
     screen.print(table(columns, rows))
-    for k, line in enumerate(judge(found).lines):  # wrapped at words on a terminal only
-        style = "bold" if k == 0 else None
-        screen.print(line, soft_wrap=not screen.is_terminal, markup=False, style=style)
+    for k, line in enumerate(verdict.lines):
+        prose(screen, line, "bold" if k == 0 else None)
     screen.print(f"Run folder: {run.path}", soft_wrap=True, markup=False)
     if page is not None:
         shown = Text("Report: ").append(str(page), style=f"link {page.absolute().as_uri()}")
@@ -55,9 +57,9 @@ def outcomes(run: RunData, page: Path | None = None) -> None:
 
 def outcome_rows(of: Group) -> list[list[str]]:
     """One row per method, means over its seeds; clients gain by their mean over the seeds."""
-    rows = []
+    rows, gains = [], gains_of(of)
     for method in _as_asked(of):
-        gain, alone = of.gain(method), method.about.role == "baseline"
+        gain, alone = gains.get(method.label), method.about.role == "baseline"
         gained, lost = (None, None) if gain is None else (gain.gained, gain.lost)
         cells = [
             "" if alone else points(None if gain is None else gain.mean, of.metric),
@@ -105,7 +107,7 @@ def dry_run(setup: Setup, estimates: Sequence[Estimate], memory: float) -> None:
     """What would run, and what it would take."""
     screen = console()
     federation = setup.federation
-    screen.print(header(setup), soft_wrap=not screen.is_terminal, markup=False)
+    prose(screen, header(setup))
     screen.print(f"The model: {travelling(setup.about_model())}.", soft_wrap=True)
     clients(federation)
     columns = ("method", "time", "down", "up", "disk")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from typing import Any
@@ -19,6 +20,7 @@ from pgfed.federation.server import control, status
 from pgfed.report import rendering as reports
 from pgfed.results.folder.reader import load
 from pgfed.results.formats import duration, percent, size
+from pgfed.results.summary import summaries
 
 EVERY = 0.5  # seconds between two looks at the status
 AWAY = 60.0  # seconds without a sign of life after which a site is missed
@@ -100,10 +102,13 @@ def show_record(entries: list[dict[str, Any]]) -> None:
 # -- a run, from its start to its end ----------------------------------------------------------
 
 
-def watch(folder: FederationFolder, options: dict[str, Any]) -> bool:
-    """Start the run and show it until it ends; False if it failed. Ctrl+C leaves it running."""
+def watch(folder: FederationFolder, options: dict[str, Any], *, as_json: bool) -> bool:
+    """Start the run and show it until it ends; False if it failed. Ctrl+C leaves it running.
+
+    ``as_json``: its summary is all that goes to the standard output.
+    """
     control.ask(folder, "run", options=options)
-    console = Console()
+    console = Console(stderr=as_json)
     try:
         with Live(console=console, auto_refresh=False, transient=True) as live:
             _follow(folder, live)
@@ -121,8 +126,12 @@ def watch(folder: FederationFolder, options: dict[str, Any]) -> bool:
         why = (content or {}).get("error") or "see what the server said"
         print(f"pgfed: the run did not finish: {why}", file=sys.stderr)
         return False
+    run, page = load(folder.run), reports.write_page(folder.run) if reports.possible() else None
+    if as_json:
+        print(json.dumps(summaries(run), indent=2))
+        return True
     console.print(table(content, None))
-    outcomes(load(folder.run), reports.write_page(folder.run) if reports.possible() else None)
+    outcomes(run, page)
     console.print("Each site holds its own model.")
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 PIPED_WIDTH = 120  # columns where the output is no terminal
+UNBROKEN = "\u00a0"
 WHOLE = 24  # letters of a name that is never broken, be the terminal narrow
 
 
@@ -31,6 +33,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     for row in cells:
         made.add_row(*row)
     return made
+
+
+def prose(screen: Console, line: str, style: str | None = None) -> None:
+    """A sentence: wrapped at words on a terminal, where "95 %" stays together; whole elsewhere."""
+    if screen.is_terminal:
+        kept = line.replace(" %", f"{UNBROKEN}%")
+        line = textwrap.fill(kept, screen.width, break_long_words=False, break_on_hyphens=False)
+        line = line.replace(UNBROKEN, " ")
+    screen.print(line, soft_wrap=True, markup=False, style=style)
 
 
 def _text(cell: Any) -> Text:

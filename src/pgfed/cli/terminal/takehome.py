@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pgfed.cli.terminal.tables import console, table
+from pgfed.cli.terminal.tables import console, prose, table
 from pgfed.model.metrics import Metric, described, label_of
 from pgfed.results.formats import bare, bracketed, count, gain, percent, score
 from pgfed.results.gains.clients import Gain
@@ -100,21 +100,17 @@ def _confusion(of: Evaluation, row: Row) -> list[tuple[str, ...]]:
 def personalized(of: Outcome) -> None:
     """The models as the run kept them, and with each client's class shares on."""
     screen = console()
-    columns = ("method", "own share", "kept", "personalized", "difference", "better", "worse")
-    cells = []
-    for m in of.methods:
-        found = m.difference
-        cells.append(
-            (
-                m.method,
-                f"{m.blend:g}",
-                score(float(np.nanmean(m.before)), of.metric),
-                score(float(np.nanmean(m.after)), of.metric),
-                bracketed(found, of.metric),
-                str(found.better),
-                str(found.worse),
-            )
+    columns = ("method", "own share", "kept", "personalized", "difference")
+    cells = [
+        (
+            m.method,
+            f"{m.blend:g}",
+            score(float(np.nanmean(m.before)), of.metric),
+            score(float(np.nanmean(m.after)), of.metric),
+            bracketed(m.difference, of.metric),
         )
+        for m in of.methods
+    ]
     screen.print(table(columns, cells))
     for method, why in of.left_out.items():
         screen.print(f"{method}: left as it is; {why}", markup=False, soft_wrap=True)
@@ -151,7 +147,7 @@ def onboarding(of: Onboarding, out: str) -> None:
         if n.method != ALONE and n.start.startswith("no "):
             screen.print(f"{n.method} has {n.start}.", markup=False, soft_wrap=True)
     for line in _advice(of):
-        screen.print(line, markup=False, soft_wrap=not screen.is_terminal)
+        prose(screen, line)
     screen.print(f"Models, manifests and learning curves: {out}", markup=False, soft_wrap=True)
 
 

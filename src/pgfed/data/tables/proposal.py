@@ -73,6 +73,15 @@ class Proposal:
     warnings: list[str]
     numbers: bool  # whether targets are numbers, not classes
 
+    def as_json(self) -> dict[str, Any]:
+        kind = {"task_kind": "regression"} if self.numbers else {}
+        return {
+            "schema": self.schema.plain(),
+            "about": self.about,
+            "warnings": self.warnings,
+            **kind,
+        }
+
     def text(self) -> str:
         """As schema.toml."""
         plain = self.schema.plain()

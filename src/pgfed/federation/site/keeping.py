@@ -21,6 +21,7 @@ from pgfed.federation.site.house import Refused
 from pgfed.methods.values import State
 from pgfed.model.kinds import Binary, Regression
 from pgfed.report import rendering as reports
+from pgfed.results.caveats import SHORT
 from pgfed.results.folder.files import write_evidence
 from pgfed.results.folder.layout import EVIDENCE, csv_text, seed_folder
 from pgfed.results.gains.clients import Gain, gain_between
@@ -111,6 +112,7 @@ class Model:
             "%s, seed %d: the personalized model is in %s", about["method"], about["seed"], folder
         )
         if gain is not None:
+            gain = replace(gain, judged=about["round"] >= SHORT)
             about_gain = own_gain(gain, self.side.task.objective.primary)
             log.info("%s, seed %d: %s", about["method"], about["seed"], about_gain)
         return said

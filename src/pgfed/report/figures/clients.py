@@ -27,15 +27,17 @@ from pgfed.report.figures.specification import (
     shown,
     spec,
     thinned,
+    ticks,
 )
 from pgfed.results import statistics as stats
 from pgfed.results.caveats import FEW
 from pgfed.results.comparison import Group, Method
-from pgfed.results.formats import correlation, factor, gain_axis, points
+from pgfed.results.formats import correlation, factor, gain_axis, points, sentence
 from pgfed.results.gains.clients import Gain
 from pgfed.results.runs import Clients
 from pgfed.results.statistics import Correlation, Ints
 from pgfed.results.verdict import counted, judge
+from pgfed.results.verdict import gains as gains_of
 
 # -- gains -------------------------------------------------------------------------------------
 
@@ -44,7 +46,8 @@ def gains(group: Group, style: Style) -> Figure | None:
     """Who gained: one method client by client, with the clients' sizes, or all methods sorted."""
     label = judge(group).method  # what the verdict is about comes first
     ranked = sorted(group.ranked, key=lambda method: method.label != label)
-    found = [(m, gain) for m in ranked if (gain := group.gain(m)) is not None]
+    each = gains_of(group)
+    found = [(m, each[m.label]) for m in ranked if m.label in each]
     if not found:
         return None
     few = len(group.clients) <= NAMED
@@ -54,15 +57,25 @@ def gains(group: Group, style: Style) -> Figure | None:
     }
     specs["all methods, sorted"] = _all_sorted(found, group, style)
     leader, gain = found[0]
-    fit = stats.correlate(np.log(np.maximum(group.clients.n_train, 1)), gain.per_client)
-    who = counted(gain) or "who gained is not known"
-    lines = "; thin lines are 95 % intervals, each of one client by itself" if few else ""
-    colours = f"Blue clearly gained, orange clearly lost, grey cannot be told{lines}. "
-    colours = colours if gain.known else ""
-    caption = f"With {leader.label} over {group.over}, {who}. {colours}{_who(fit)}"
+    caption = f"With {leader.label} over {group.over}, {' '.join(_said(gain, group.clients))}"
     panel = Panel(f"Gain over {group.over} of every client", list(specs.values()), height=440)
     labels = [method.label for method, _ in found]
     return Figure("gains", "", caption, list(specs), [panel], legend=labels)
+
+
+def _said(gain: Gain, clients: Clients) -> list[str]:
+    """The caption's sentences, but the words that they begin with."""
+    lines = "thin lines are 95 % intervals, each of one client by itself"
+    drawn = gain.known and len(clients) <= NAMED
+    if not gain.judged:
+        who = "nobody is said to have gained or lost: the run gives no verdict."
+        return [who, *([f"{sentence(lines)}."] if drawn else [])]
+    said = [f"{counted(gain) or 'who gained is not known'}."]
+    if gain.known:
+        colours = "Blue clearly gained, orange clearly lost, grey cannot be told"
+        said.append(f"{colours}; {lines}." if drawn else f"{colours}.")
+    fit = stats.correlate(np.log(np.maximum(clients.n_train, 1)), gain.per_client)
+    return [*said, _who(fit)]
 
 
 def _all_sorted(found: Sequence[tuple[Method, Gain]], group: Group, style: Style) -> dict[str, Any]:
@@ -152,7 +165,7 @@ def _gain_and_size(gain: Gain, group: Group) -> dict[str, Any]:
     }
     layout = layout_of("client, by gain", gain_axis(group.metric))
     layout["xaxis"] |= {"type": "category", "anchor": "y2", "showgrid": False}
-    layout["xaxis"] |= {"showticklabels": False}
+    layout["xaxis"] |= ticks(False)
     layout["yaxis"] |= {"domain": [0.34, 1], "zeroline": True}
     layout["yaxis2"] = axis("samples") | {"domain": [0, 0.24]}
     layout["bargap"] = 0.15
@@ -250,7 +263,7 @@ def _sizes(clients: Clients, order: Ints) -> dict[str, Any]:
     ]
     layout = layout_of("client, by size", "samples")
     layout["xaxis"] |= {"type": "category", "showgrid": False}
-    layout["xaxis"] |= {"showticklabels": len(order) <= CLUSTERED}
+    layout["xaxis"] |= ticks(len(order) <= CLUSTERED)
     layout |= {"barmode": "stack", "bargap": 0.1}
     return spec(bars, layout)
 
@@ -270,6 +283,6 @@ def _by_class(clients: Clients, counts: Ints, order: Ints, by: str) -> dict[str,
     }
     layout = layout_of(f"client, {by}", "class")
     layout["xaxis"] |= {"type": "category", "showgrid": False}
-    layout["xaxis"] |= {"showticklabels": len(order) <= CLUSTERED}
+    layout["xaxis"] |= ticks(len(order) <= CLUSTERED)
     layout["yaxis"] |= {"type": "category", "showgrid": False, "autorange": "reversed"}
     return spec([heat], layout, heat="held")

@@ -18,6 +18,7 @@ from pgfed.report.figures.specification import (
 from pgfed.results.comparison import Group, Method
 from pgfed.results.formats import factor, gain, points
 from pgfed.results.statistics import Comparison
+from pgfed.results.verdict import judge
 
 
 def differences(group: Group, style: Style) -> Figure | None:
@@ -27,10 +28,12 @@ def differences(group: Group, style: Style) -> Figure | None:
     leader, *others = group.ranked
     found = [group.compare(leader, method) for method in others]
     clear = sum(one is not None and one.clear for one in found)
+    standing = f"{leader.label} is clear of {clear} of the {len(others)} others."
+    if not judge(group).comparable:
+        standing = "The run gives no verdict: nothing is to be read from them yet."
     caption = (
         f"Difference of the kept models' {group.metric.title}, paired over clients and seeds, with "
-        "its 95 % interval. One that crosses zero says: not told apart. "
-        f"{leader.label} is clear of {clear} of the {len(others)} others."
+        f"its 95 % interval. One that crosses zero says: not told apart. {standing}"
     )
     panel = Panel(
         "Differences between methods with intervals",
@@ -85,6 +88,5 @@ def _interval(method: Method, found: Comparison, colour: str, metric: Metric) ->
             "width": 5,
         },
         "hovertemplate": f"%{{y}}: {gain(found.mean, metric, 2)}{points(metric)}, "
-        f"{gain(found.low, metric, 2)} to {gain(found.high, metric, 2)}<br>{found.better} clients "
-        f"better, {found.worse} worse, {found.equal} equal<extra></extra>",
+        f"{gain(found.low, metric, 2)} to {gain(found.high, metric, 2)}<extra></extra>",
     }

@@ -22,6 +22,7 @@ from pgfed.report.figures.specification import (
     rounded,
     spec,
     thinned,
+    ticks,
 )
 from pgfed.results import statistics as stats
 from pgfed.results.comparison import Group
@@ -118,7 +119,7 @@ def _heat(group: Group, pairs: stats.Pairs) -> dict[str, Any]:
     }
     what = "" if size == 1 else f", mean over {size} × {size} clients"
     layout = layout_of(f"client j, weighed, {by}{what}", f"client i, {by}")
-    named = {"type": "category", "showgrid": False, "showticklabels": len(n) <= CLUSTERED}
+    named = {"type": "category", "showgrid": False, **ticks(len(n) <= CLUSTERED)}
     layout["xaxis"] |= named
     layout["yaxis"] |= named | {"autorange": "reversed"}
     return spec([heat], layout, heat="met")

@@ -109,6 +109,11 @@ def axis(title: str) -> dict[str, Any]:
     return {"title": {"text": title, "standoff": 8}, "automargin": True, "zeroline": False}
 
 
+def ticks(named: bool) -> dict[str, Any]:
+    """Of an axis with a name each, or too many for that."""
+    return {} if named else {"showticklabels": False, "ticks": ""}
+
+
 def layout_of(x: str, y: str) -> dict[str, Any]:
     return {
         "xaxis": axis(x),

@@ -67,8 +67,7 @@ def of_clients(group: Group, _: Style) -> Any:
     axes.set_ylim(len(order) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"{gain_axis(group.metric)} over {group.over}, with {shown.method.label}")
-    axes.set_title(
-        "Blue clearly gained, orange clearly lost, grey cannot be told; 95 % intervals, pointwise",
-        fontsize=7,
-    )
+    told = "Blue clearly gained, orange clearly lost, grey cannot be told"
+    told = told if gain.judged else "No verdict: nobody is said to have gained or lost"
+    axes.set_title(f"{told}; 95 % intervals, pointwise", fontsize=7)
     return figure

@@ -14,6 +14,7 @@ from pgfed.results.runs import RunData
 from pgfed.results.verdict import Verdict
 
 MAX_PICKED = 1_000  # clients about whom the page knows everything
+ENOUGH = 30  # rounds that a longer run is to have at least
 CURVE_POINTS = 40  # of a single client's curve
 
 
@@ -24,7 +25,7 @@ def facts(group: Group) -> str:
     kind: str = data.partition or "given"
     if kind.startswith("dirichlet"):
         kind += f" {data.alpha:g}"
-    seeds = {seed for method in group.methods for seed in method.runs}
+    seeds = {seed for method in group.methods for seed in method.runs} or first.seeds
     cohort = first.cohort_size(len(group.clients))
     return " · ".join(
         [
@@ -71,6 +72,9 @@ def next_steps(group: Group, verdict: Verdict) -> list[str]:
     file = shlex.quote(str(group.folders[0].path / "experiment.toml"))
     again = f"pgfed run {file} --out NEW"
     steps = []
+    if verdict.method is not None and not verdict.comparable:  # too short
+        rounds = max(ENOUGH, 2 * group.folders[0].experiment.rounds)
+        return [f"Run it for longer: `{again} --rounds {rounds}{_baselines(group, verdict)}`."]
     if verdict.method is not None and verdict.outcome == "helped":
         steps.append(
             f"Take models home: `pgfed evaluate {folder} --client NAME` shows a client's model "
@@ -82,13 +86,16 @@ def next_steps(group: Group, verdict: Verdict) -> list[str]:
             "try another method."
         )
     if verdict.untold:
+        who = f"For {count(verdict.untold, 'client')} it cannot be told"
+        if not verdict.gained and not verdict.lost:
+            who = "For no single client can it be told"
         steps.append(
-            f"For the {count(verdict.untold, 'client')} for which it cannot be told, more test "
-            "samples would tell; more rounds or seeds would not make these models surer."
+            f"{who}: more test samples would tell; more rounds or seeds would not make these "
+            "models surer."
         )
     if verdict.method is not None and verdict.baseline is None:
-        names = ",".join(["local", "alone", *dict.fromkeys(m.base for m in group.methods)])
-        steps.append(f"Give it something to be held against: `{again} --methods {names}`.")
+        asked = f"{again}{_baselines(group, verdict)}"
+        steps.append(f"Give it something to be held against: `{asked}`.")
     elif verdict.outcome in ("no-clear-difference", "cannot-be-told") and len(seeds) < 3:
         steps.append(f"Repeat it with other seeds: `{again} --seeds 0,1,2`.")
     elif verdict.outcome == "helped" and len(seeds) == 1 and len(group.methods) > 2:
@@ -98,6 +105,14 @@ def next_steps(group: Group, verdict: Verdict) -> list[str]:
     if verdict.outcome == "harmed":
         steps.append("Train alone, or try other methods: `pgfed methods` lists them.")
     return steps
+
+
+def _baselines(group: Group, verdict: Verdict) -> str:
+    """The option that adds what gains are over, where it is missing."""
+    if verdict.baseline is not None:
+        return ""
+    names = dict.fromkeys(["local", "alone", *(method.base for method in group.methods)])
+    return f" --methods {','.join(names)}"
 
 
 def _model(known: object) -> str | None:

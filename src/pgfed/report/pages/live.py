@@ -11,6 +11,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -40,6 +41,7 @@ LIKE = "This page answers GET requests of browsers on this machine only.\n"
 def live_page(standing: Standing) -> str:
     """The report on what has finished, with a banner, and the curves of what has not."""
     found, running = so_far(standing)
+    found = replace(found, running=standing.state != "finished")
     return render([found], live=banner(standing), running=running)
 
 

@@ -58,10 +58,18 @@ def unbroken(text: str) -> str:
 
 
 def code(text: str, markup: Any) -> Any:
-    """What stands between backquotes as code; all of it escaped."""
+    """What stands between backquotes as code; all of it escaped.
+
+    A command's words stay whole, or an option would be broken at its hyphens.
+    """
     pieces = unbroken(text).split("`")
-    told = [markup("<code>{}</code>").format(p) if k % 2 else p for k, p in enumerate(pieces)]
+    told = [_command(p, markup) if k % 2 else p for k, p in enumerate(pieces)]
     return markup("").join(told)
+
+
+def _command(text: str, markup: Any) -> Any:
+    words = [markup("<span>{}</span>").format(word) for word in text.split(" ")]
+    return markup("<code>{}</code>").format(markup(" ").join(words))
 
 
 # -- what the page carries ---------------------------------------------------------------------

@@ -85,8 +85,8 @@ def _group(
         if part.figures or part.tables or part.texts
     ]
     names = group.clients.names[:MAX_PICKED]
-    verdict = judge(group) if group.methods else None
-    about = verdict.method if verdict else None
+    verdict = judge(group)
+    about = verdict.method if verdict.judged else None
     drawn = {
         f.id: [panel.specs for panel in f.panels if panel.specs]
         for part in parts
@@ -98,9 +98,10 @@ def _group(
         "title": group.title,
         "facts": facts(group),
         "verdict": verdict,
-        "next": next_steps(group, verdict) if verdict else [],
+        "next": [] if group.running else next_steps(group, verdict),
         "differing": differing(group),
         "results": shown(results.results(group), prefix, about),
+        "methods": [(m.label, m.about.summary) for m in group.methods if m.about.summary],
         "control": shown(results.control(group), prefix),
         "parts": parts,
         "sections": [*((p.id, p.heading) for p in parts), (f"{prefix}again", "Do it again")],

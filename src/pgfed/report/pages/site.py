@@ -8,11 +8,23 @@ from typing import Any
 from pgfed.model.metrics import Metric
 from pgfed.report.extras import module
 from pgfed.report.pages.markup import asset, code, shown, unbroken
-from pgfed.report.tables.cells import Cell, Column, Table, fill, gained, integer, seeds, word
+from pgfed.report.tables.cells import (
+    NOT_JUDGED,
+    Cell,
+    Column,
+    Table,
+    fill,
+    gained,
+    integer,
+    seeds,
+    word,
+)
+from pgfed.results.caveats import SHORT
 from pgfed.results.formats import NONE, count, points, score, sentence
 from pgfed.version import __version__
 
 SAID = {"gained": "clearly gained", "lost": "clearly lost", "no": "cannot be told"}
+UNKNOWN = "not known"  # without evidence
 Row = Mapping[str, Any]  # a line of the site's report.csv
 
 
@@ -42,13 +54,14 @@ def headline(rows: Sequence[Row], metric: Metric) -> list[str]:
             "What federating gained here is not known: there is no score of training alone, or no "
             "test data."
         ]
-    said = SAID.get(str(best.get("clearly") or ""))
+    said = _said(best)
     gain = gained(_number(best, "gain") or 0.0, metric).text + points(metric)
     first = {
         "clearly gained": f"Federating helped here: {gain}.",
         "clearly lost": f"Federating harmed here: {gain}.",
         "cannot be told": f"Whether federating helped here cannot be told ({gain}).",
-        None: f"Federated, the model scores {gain} here; how sure that is, is not known.",
+        UNKNOWN: f"Federated, the model scores {gain} here; how sure that is, is not known.",
+        NOT_JUDGED: f"Too short to judge: {count(_rounds(best), 'round')}; {SHORT} are the least.",
     }[said]
     alone, final = (score(_number(best, key), metric) for key in ("local", "final"))
     n_test = int(_number(best, "n_test") or 0)
@@ -63,6 +76,17 @@ def headline(rows: Sequence[Row], metric: Metric) -> list[str]:
     return [first, f"{second} The 95 % interval of the gain is {ends}."]
 
 
+def _rounds(row: Row) -> int:
+    return int(_number(row, "round") or SHORT)
+
+
+def _said(row: Row) -> str:
+    """What this site's test samples say of a model that was trained for long enough."""
+    if _rounds(row) < SHORT:
+        return NOT_JUDGED
+    return SAID.get(str(row.get("clearly") or ""), UNKNOWN)
+
+
 def _best(rows: Sequence[Row]) -> Row | None:
     known = [row for row in rows if _number(row, "gain") is not None and row["method"] != "local"]
     return max(known, key=lambda row: _number(row, "gain") or 0.0, default=None)
@@ -72,11 +96,13 @@ def _next(rows: Sequence[Row]) -> list[str]:
     best = _best(rows)
     if best is None:
         return ["Keep some samples for testing (`test_share` in site.toml) to see what it gains."]
-    said = best.get("clearly")
-    if said == "lost":
+    said = _said(best)
+    if said == NOT_JUDGED:
+        return ["Ask for a run of more rounds; until then, use the model that was trained alone."]
+    if said == "clearly lost":
         return ["Use the model that was trained alone, or ask for another method."]
     steps = [f"The model of {best['method']} lies in this site's folder: `pgfed predict MODEL`."]
-    if said != "gained":
+    if said != "clearly gained":
         steps.append("More test samples of this site would tell more surely.")
     return steps
 
@@ -115,7 +141,7 @@ def table(rows: Sequence[Row], metric: Metric) -> Table:
     columns: list[Column[Row]] = [
         Column("method", "Method", "", lambda r: Cell(str(r["method"]))),
         Column("statement", "Gained?", "What this site's test samples say",
-               lambda r: word(SAID.get(str(r.get("clearly") or ""), "not known"))),
+               lambda r: word(_said(r))),
         Column("gain", "Gain", "Over training alone",
                lambda r: gained(_float(r, "gain"), metric)),
         Column("interval", "95 % interval", "From this site's test samples", interval),

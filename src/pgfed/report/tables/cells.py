@@ -16,6 +16,7 @@ from pgfed.results.formats import NONE, bare, bracketed, correlation, gain, perc
 from pgfed.results.statistics import Comparison, Correlation
 
 NAMED = 8  # clients, or reasons, that a cell names
+NOT_JUDGED = "not judged"  # in a run that gives no verdict
 
 S = TypeVar("S")
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from pgfed.model.metrics import Metric
 from pgfed.report.tables.cells import (
+    NOT_JUDGED,
     Cell,
     Column,
     Table,
@@ -24,6 +25,7 @@ from pgfed.results.formats import NONE, bare, sentence
 from pgfed.results.gains.clients import Gain
 from pgfed.results.statistics import Floats
 from pgfed.results.summary import number
+from pgfed.results.verdict import gains as gains_of
 from pgfed.results.verdict import judge
 
 MOST = 1_000  # clients that have a row
@@ -62,10 +64,10 @@ class Shown:
 
 def shown_of(group: Group) -> Shown | None:
     """The method that the verdict is about, otherwise the best that has gains."""
-    label = judge(group).method
+    label, found = judge(group).method, gains_of(group)
     order = sorted(group.ranked, key=lambda method: method.label != label)
     for method in order:
-        gain, baseline = group.gain(method), group.baseline(method)
+        gain, baseline = found.get(method.label), group.baseline(method)
         if gain is not None and baseline is not None:
             return Shown(group, method, baseline, gain)
     return None
@@ -76,12 +78,19 @@ def each(group: Group) -> Table:
     if (shown := shown_of(group)) is None:
         return Table("clients-table", "", [])
     names, n = group.clients.names, len(group.clients)
+    stated = (
+        "The statement allows for the number of clients (false discoveries at most 5 %); the 95 % "
+        "interval speaks of one client by itself. Both speak of these models on other samples of "
+        "the client, not of training again."
+    )
+    unstated = (
+        "The run gives no verdict, so nobody is said to have gained or lost; an interval speaks of "
+        "one client and of these models only."
+    )
     return fill(
         "clients-table",
         f"With {shown.method.label}, against {shown.baseline.label}, by the kept models on each "
-        "client's own test samples. The statement allows for the number of clients (false "
-        "discoveries at most 5 %); the 95 % interval speaks of one client by itself. Both speak of "
-        "these models on other samples of the client, not of training again.",
+        f"client's own test samples. {stated if shown.gain.judged else unstated}",
         _each(shown),
         [(names[i], i) for i in range(min(n, MOST))],
     )
@@ -91,6 +100,7 @@ def _each(shown: Shown) -> list[Column[int]]:
     group, gain, metric = shown.group, shown.gain, shown.group.metric
     alone, own, rounds = shown.scores(shown.baseline), shown.scores(shown.method), shown.rounds()
     statements, clients = gain.statements, group.clients
+    unsaid = NONE_TOLD if gain.judged else NOT_JUDGED
     domains: list[Column[int]] = []
     if clients.domains is not None:
         told = clients.domains
@@ -106,7 +116,7 @@ def _each(shown: Shown) -> list[Column[int]]:
     return [
         Column("client", "Client", "", lambda i: Cell(clients.names[i])),
         Column("statement", "Gained?", "What the test samples say, all clients allowed for",
-               lambda i: word(statements[i] or NONE_TOLD)),
+               lambda i: word(statements[i] or unsaid)),
         Column("gain", "Gain", "Of the kept model over the one alone",
                lambda i: gained(float(gain.per_client[i]), metric)),
         Column("interval", "95 % interval", "Of this client by itself", interval),
@@ -153,13 +163,12 @@ def _gains(metric: Metric) -> list[Column[Gained]]:
 
 def gains(group: Group) -> Table:
     """Individual gain over the baseline (the paper's third table)."""
-    found = [(m.label, gain) for m in group.methods if (gain := group.gain(m)) is not None]
     return fill(
         "gains-table",
         f"Gain over {group.over} per client{_counted(group.metric)}, of the kept models; each "
         "client's mean over the seeds.",
         _gains(group.metric),
-        [(label, (label, gain)) for label, gain in found],
+        [(label, (label, gain)) for label, gain in gains_of(group).items()],
     )
 
 

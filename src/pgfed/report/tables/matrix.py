@@ -19,13 +19,13 @@ class _Run:
 
 _COLUMNS: list[Column[_Run]] = [
     Column("run", "Run", "Method and seed", lambda r: Cell(r.label)),
-    Column("column_size", "Column mean ~ n", "Weight others give to j; the paper: positive",
+    Column("column_size", "Column mean ~\u00a0n", "Weight others give to j; the paper: positive",
            lambda r: correlated(r.a.column_size)),
-    Column("row_size", "Row mean ~ n", "Weight i gives to others; the paper: negative",
+    Column("row_size", "Row mean ~\u00a0n", "Weight i gives to others; the paper: negative",
            lambda r: correlated(r.a.row_size)),
-    Column("column_step", "Column, per step ~ n", "The control: change per step of alpha",
+    Column("column_step", "Column, per step ~\u00a0n", "The control: change per step of alpha",
            lambda r: correlated(r.a.column_per_step_size)),
-    Column("row_step", "Row, per step ~ n", "The control: change per step of alpha",
+    Column("row_step", "Row, per step ~\u00a0n", "The control: change per step of alpha",
            lambda r: correlated(r.a.row_per_step_size)),
     Column("column_met", "Column ~ meetings", "Is it only how often j was met?",
            lambda r: correlated(r.a.column_meetings)),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pgfed.model.metrics import Metric
 from pgfed.report import roles
 from pgfed.report.tables.cells import (
+    NOT_JUDGED,
     Cell,
     Column,
     Table,
@@ -26,7 +27,8 @@ from pgfed.results.comparison import Curve, Group, Method
 from pgfed.results.formats import NONE, axis, meaning, sentence, settings, size
 from pgfed.results.gains.clients import Gain
 from pgfed.results.statistics import Comparison
-from pgfed.results.verdict import last_rounds
+from pgfed.results.verdict import gains as gains_of
+from pgfed.results.verdict import judge, last_rounds
 
 TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
@@ -50,11 +52,11 @@ class _Standing:
 def results(group: Group) -> Table:
     """The table of the first screen."""
     with_std = any(len(method.runs) > 1 for method in group.methods)
-    yardstick = roles.yardstick(group)
+    yardstick, gains = roles.yardstick(group), gains_of(group)
     relative = " (× FedAvg)" if yardstick else ""
 
     def standing(method: Method) -> _Standing:
-        gain, local = group.gain(method), group.baseline(method)
+        gain, local = gains.get(method.label), group.baseline(method)
         over = None if local is None or gain is None else group.compare(method, local)
         note = "control" if group.is_control(method) else _NOTES.get(method.about.role, "")
         return _Standing(method, gain, over, yardstick, note)
@@ -140,21 +142,27 @@ class _Trial:
     method: Method
     control: Method | None
     found: Comparison | None  # None: they cannot be compared
+    gain: Gain | None  # client by client
 
 
 def control(group: Group) -> Table:
     """What a method itself contributes."""
 
+    comparable = judge(group).comparable
+
     def trial(method: Method) -> _Trial:
         other = group.control(method)
         found = None if other is None else group.compare(method, other)
-        return _Trial(method, other if found else None, found)
+        if other is None or found is None:
+            return _Trial(method, None, None, None)
+        gain = group.gain(method, other)
+        return _Trial(method, other, found, gain and replace(gain, judged=comparable))
 
     return fill(
         "control",
         f"A control is trained and scored alike, without what the method claims{_switched(group)}. "
         "The difference is what the method itself contributes.",
-        _trial_columns(group.metric),
+        _trial_columns(group.metric, comparable),
         [(method.label, trial(method)) for method in group.methods if method.has_control],
     )
 
@@ -169,21 +177,25 @@ def _switched(group: Group) -> str:
     return f" ({'; '.join(said)})" if said else ""
 
 
-def _trial_columns(metric: Metric) -> list[Column[_Trial]]:
+def _trial_columns(metric: Metric, comparable: bool) -> list[Column[_Trial]]:
+    def reading(trial: _Trial) -> Cell:
+        if trial.found is None:
+            return Cell("not in the run: add it")
+        return Cell(meaning(trial.found, metric) if comparable else NOT_JUDGED)
+
     return [
         Column("method", "Method", "A method that has a control", lambda t: Cell(t.method.label)),
         Column("control", "Control", "The same without what the method claims",
                lambda t: Cell(t.control.label if t.control else NONE)),
         Column("difference", "Difference", "Mean over clients and seeds, 95 % interval",
                lambda t: difference(t.found, metric)),
-        Column("better", "Better", "Clients better off than with the control",
-               lambda t: integer(t.found.better if t.found else None)),
-        Column("worse", "Worse", "Clients worse off than with the control",
-               lambda t: integer(t.found.worse if t.found else None)),
-        Column("equal", "Equal", "Clients equally well off",
-               lambda t: integer(t.found.equal if t.found else None)),
-        Column("meaning", "Reading", "Whether the interval leaves out zero",
-               lambda t: Cell(meaning(t.found, metric) if t.found else "not in the run: add it")),
+        Column("meaning", "Reading", "Whether the interval leaves out zero", reading),
+        Column("better", "Clearly better", "Clients, than with the control: their samples say so",
+               lambda t: integer(t.gain.gained if t.gain else None)),
+        Column("worse", "Clearly worse", "Clients, than with the control: their samples say so",
+               lambda t: integer(t.gain.lost if t.gain else None)),
+        Column("untold", "Cannot be told", "Clients with too little evidence for either",
+               lambda t: integer(t.gain.untold if t.gain else None)),
     ]  # fmt: skip
 
 

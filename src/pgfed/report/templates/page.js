@@ -111,7 +111,8 @@
   // Small multiples: one method in its colour, on top of all others in grey.
   function focused(data, method, layout) {
     for (const axis of ["xaxis", "yaxis"]) layout[axis] = { ...layout[axis], title: undefined, nticks: 5, dtick: undefined };
-    const own = data.filter((trace) => trace.meta === method);
+    const own = data.filter((trace) => trace.meta === method)
+      .map((trace) => ({ ...trace, line: { ...trace.line, dash: "solid" } }));
     const others = data.filter((trace) => trace.meta !== method && trace.line.width > 1).map((trace) => ({
       ...trace, opacity: 0.4, hoverinfo: "skip", hovertemplate: undefined,
       line: { color: hue("#646B76"), width: 1 },

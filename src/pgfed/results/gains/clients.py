@@ -48,6 +48,7 @@ class Gain:
     p: Floats  # two-sided, pointwise
     better: Ints | None = None  # test samples that only the method, on balance, got right
     worse: Ints | None = None
+    judged: bool = True  # otherwise nobody is said to have gained or lost
 
     @property
     def mean(self) -> float:
@@ -76,16 +77,18 @@ class Gain:
 
     @property
     def statements(self) -> list[Statement | None]:
-        """Per client; None for those without test data, attackers, or where nothing is known."""
+        """Per client; None for those without test data, attackers, or where nothing can be said."""
+        if not self.judged:
+            return [None] * len(self.per_client)
         each = zip(self.per_client, self.p, self.adjusted, strict=True)
         return [_statement(gain, p, adjusted) for gain, p, adjusted in each]
 
     def _count(self, wanted: Statement) -> int | None:
-        return self.statements.count(wanted) if self.known else None
+        return self.statements.count(wanted) if self.known and self.judged else None
 
     @property
     def gained(self) -> int | None:
-        """Clients that clearly gained; None without evidence."""
+        """Clients that clearly gained; None without evidence, and where nothing is judged."""
         return self._count("clearly gained")
 
     @property
