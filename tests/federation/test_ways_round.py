@@ -80,6 +80,21 @@ def test_a_part_of_the_records_has_no_budget_of_its_own(folder):
         shutil.rmtree(other)
 
 
+def test_next_years_file_of_the_same_records_opens_no_new_budget(folder):
+    """Under another name: this site's folder remembers its ledger, and a key names it."""
+    trained(opened(folder), 1)
+    shutil.copy(folder.parent / "data-1.npz", folder.parent / "data-2.npz")
+    with pytest.raises(UserError, match=r"was the data moved without data-2\.npz\.privacy"):
+        opened(folder, "data-2.npz")
+    private(folder, EPSILON + 'ledger = "../data-1.npz.privacy"\n')
+    site = opened(folder, "data-2.npz")
+    assert "answered, to another" in error(ask(site, "train", {"w": start(site)["w"] * 2}))
+    assert not (folder.parent / "data-2.npz.privacy" / ledgers.FILE).exists()
+    private(folder, EPSILON)  # whoever comes without the key is told of it from now on
+    with pytest.raises(UserError, match=r"data-1\.npz\.privacy holds a ledger of these records"):
+        opened(folder, "data-2.npz")
+
+
 # -- class counts ------------------------------------------------------------------------------
 
 

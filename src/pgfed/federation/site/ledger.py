@@ -338,7 +338,6 @@ def open_ledger(
     """Its first line: the budget, and the numbers that are public from now on."""
     if entries.opened is not None:
         raise LedgerError(f"{ledger.folder}: holds a ledger already")
-    ledger.point()
     ledger.append(
         entries,
         "open",

@@ -125,6 +125,7 @@ class Private:
             self.size, self.size_test = self._sizes(entries)
             self._slices.check(entries, self.size)
             self._open(entries)
+            ledger.point()  # also of a ledger that was there, beside data that is new to it
             ledger.tidy(entries)
 
     def exempt(self, method: str) -> bool:
