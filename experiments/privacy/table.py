@@ -4,8 +4,8 @@
 
 A folder holds runs of one experiment under the names 1, 3, 8 and none, each with its epsilon (or
 what `beyond/table.py --keep` kept of them); several folders are other seeds, splits or methods.
-Markdown out: the mean over clients and runs of the last round's scores in percent, and over how many
-runs. What was not run is a dash.
+Markdown out: the mean over clients and runs of the last round's scores in percent, and of how many
+runs; what was not run, or not to the end, is a dash.
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ def scores(folders: list[Path], epsilon: str) -> dict[str, list[float]]:
     for folder in folders:
         if not (folder / epsilon).is_dir():
             continue
-        for name, by_seed in read(folder / epsilon).runs.items():
-            finals = [np.array(one.final, dtype=np.float64) for one in by_seed.values()]
-            found.setdefault(name, []).extend(float(np.nanmean(final)) for final in finals)
+        every = [one for runs in read(folder / epsilon).runs.values() for one in runs.values()]
+        last = max(one.rounds[-1] for one in every if one.rounds)
+        for one in every:
+            if one.rounds and one.rounds[-1] == last:  # else it was stopped before
+                mean = float(np.nanmean(np.array(one.final, dtype=np.float64)))
+                found.setdefault(one.method, []).append(mean)
     return found
 
 
