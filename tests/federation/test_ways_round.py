@@ -4,6 +4,7 @@ lost, what a class says of itself, a disk that is full."""
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import secrets
 import shutil
@@ -77,6 +78,21 @@ def test_a_part_of_the_records_has_no_budget_of_its_own(folder):
         with pytest.raises(UserError, match="hold the same records, which have one budget"):
             ledgers.ledger_of(file, f"npz:{data}")
         shutil.rmtree(other)
+
+
+def test_next_years_file_of_the_same_records_opens_no_new_budget(folder):
+    """Under another name: this site's folder remembers its ledger, and a key names it."""
+    trained(opened(folder), 1)
+    shutil.copy(folder.parent / "data-1.npz", folder.parent / "data-2.npz")
+    with pytest.raises(UserError, match=r"was the data moved without data-2\.npz\.privacy"):
+        opened(folder, "data-2.npz")
+    private(folder, EPSILON + 'ledger = "../data-1.npz.privacy"\n')
+    site = opened(folder, "data-2.npz")
+    assert "answered, to another" in error(ask(site, "train", {"w": start(site)["w"] * 2}))
+    assert not (folder.parent / "data-2.npz.privacy" / ledgers.FILE).exists()
+    private(folder, EPSILON)  # whoever comes without the key is told of it from now on
+    with pytest.raises(UserError, match=r"data-1\.npz\.privacy holds a ledger of these records"):
+        opened(folder, "data-2.npz")
 
 
 # -- class counts ------------------------------------------------------------------------------
@@ -192,9 +208,9 @@ class SendsNothing(Local):
         return {"w": state["w"], "n": client.n}
 
 
-def own(tmp_path: Path, cls: type, table: str = EPSILON) -> Path:
+def own(tmp_path: Path, cls: type, table: str = EPSILON, **changes: Any) -> Path:
     name = f"{__name__}:{cls.__name__}"
-    made = small.make(tmp_path, methods=[name], cohort=1.0, rounds=2)
+    made = small.make(tmp_path, methods=[name], cohort=1.0, rounds=2, **changes)
     folder = placed(made, tmp_path / "own", table)
     file = folder / "site.toml"
     text = file.read_text().replace("share_model = false", "share_model = true")
@@ -237,7 +253,55 @@ def test_a_class_that_is_not_charged_shares_nothing(tmp_path):
     assert kinds(folder) == ["open"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnlyAFrame(Local):
+    """Sends no model; but the engine asks for class counts, to correct a global one."""
+
+    name = "only-a-frame"
+    role = "method"
+    personal_from = "global"
+
+    def public(self, server: State) -> Message:
+        return {"w": server["w0"]}
+
+    def personal_model(
+        self, task: Task, state: State, public: Message, data: Shard, rng: Rng
+    ) -> Tensor:
+        w: Tensor = public["w"]
+        return w
+
+
+def test_class_counts_are_charged_where_nothing_else_leaves(tmp_path):
+    folder = own(tmp_path, OnlyAFrame, personal={"frame": "serving"})
+    site = opened(folder)
+    (name,) = (m for m in site.methods if m != "local")
+    _, parts = ask(site, "train", {"personal.counts": 1}, method=name, alone=False)
+    told = parts["update"]["personal.counts"]
+    assert not torch.equal(told, site.federation.train(1).class_counts(len(told)).float())
+    assert kinds(folder) == ["open", "plan", "once", "charge"]
+
+
 # -- the rest of what leaves -------------------------------------------------------------------
+
+
+def test_how_the_ledger_ends_tells_nothing_of_what_is_exact_at_home(tmp_path):
+    """Ditto's own part follows from records and messages alone: whoever guesses the records can
+    compute the state, its hash, and the ledger's line with it; all else in the line is known."""
+    train = {**small.EXPERIMENT["train"], "reset_momentum": True}
+    made = small.make(tmp_path, methods=["ditto"], cohort=1.0, rounds=2, train=train)
+    truth, guess = (placed(made, tmp_path / name) for name in ("truth", "guess"))
+    heads = []
+    for folder in (truth, guess):
+        site = opened(folder)
+        begin = {"w": site._side("ditto", 0).w0}
+        heads.append(ask(site, "train", begin, method="ditto", alone=False)[0])
+    charge, guessed = lines(truth)[-1], lines(guess)[-1]
+    assert charge["state"] == guessed["state"], "the test needs a guess that can be right"
+    line = {**charge, "state": guessed["state"]}
+    _, end = heads[0]["ledger"].split()
+    assert end != hashlib.sha256(ledgers.canonical(line)).hexdigest()
+    assert end != heads[1]["ledger"].split()[1]
+    assert lines(truth)[0]["id"] not in str(heads[0]), "the key has left"
 
 
 def test_no_time_is_told_of_a_method_that_sends_nothing(folder):

@@ -17,7 +17,7 @@ from pgfed.config.privacy import Privacy
 from pgfed.config.tables import Experiment
 from pgfed.data.federation import Federation, Shard
 from pgfed.data.tables.schema import Schema
-from pgfed.engine.personal import counted, covered
+from pgfed.engine.personal import counted, covered, leaves
 from pgfed.errors import NOTES, UserError
 from pgfed.methods.contract import Algorithm, FederationInfo
 from pgfed.model.layout import Layout
@@ -104,6 +104,11 @@ def check_method(name: str, algorithm: Algorithm, layout: Layout) -> None:
         )
 
 
+def exempt(algorithm: Algorithm, layout: Layout) -> bool:
+    """Whether nothing leaves a client: neither of the method, nor of what makes its models."""
+    return planning.gives_nothing(algorithm, layout) and not leaves(algorithm)
+
+
 def released(
     name: str,
     algorithm: Algorithm,
@@ -179,8 +184,8 @@ def plan(
     scale = checks.loss_scale(task.objective, task.outputs, table.loss_scale)
     plans: dict[str, dict[int, tuple[Plan, ...]]] = {}
     for name, algorithm in methods.items():
-        exempt = algorithm.course == "pooled" or name in table.without
-        if exempt or planning.gives_nothing(algorithm, task.layout):
+        unprotected = algorithm.course == "pooled" or name in table.without
+        if unprotected or exempt(algorithm, task.layout):
             continue
         check_method(name, algorithm, task.layout)
         releases = {

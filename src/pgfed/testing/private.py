@@ -12,7 +12,7 @@ from pgfed.config.privacy import Privacy
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.personal import covered
-from pgfed.engine.privacy import Protection, check_method, released
+from pgfed.engine.privacy import Protection, check_method, exempt, released
 from pgfed.errors import UserError
 from pgfed.methods.contract import Algorithm, FederationInfo
 from pgfed.methods.randomness import Rng
@@ -70,7 +70,7 @@ def allowed(cls: type[Algorithm], fields: dict[str, Any]) -> bool:
     if refusal:
         assert refusal.partition("privacy: ")[2], f"refused without a reason: {refusal}"
         return False
-    return not planning.gives_nothing(algorithm, task.layout)
+    return not exempt(algorithm, task.layout)
 
 
 def check_private(cls: type[Algorithm], **fields: Any) -> None:

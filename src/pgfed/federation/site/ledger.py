@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -232,7 +233,13 @@ class Entries:
     @property
     def end(self) -> str:
         """How long it is and how it ends: for the server, which says it again to a later ledger."""
-        return f"{self.length} {self.head}"
+        return f"{self.length} {self._sealed(self.head)}"
+
+    def _sealed(self, head: str) -> str:
+        """A line's hash as others may know it. A charge holds the hash of a state with parts that
+        were trained exactly at home: who guesses the records can compute that, and the line."""
+        assert self.opened is not None, "its first line has the key"
+        return hmac.new(self.opened["id"].encode(), head.encode(), "sha256").hexdigest()
 
     @property
     def length(self) -> int:
@@ -250,16 +257,17 @@ class Entries:
             since += 1
         return lost, since
 
-    def has_ended(self, n: int, head: str) -> bool:
-        """Whether it once was so long, and ended so; what it was before a repair counts as known,
-        since all of that is spent."""
+    def has_ended(self, n: int, head: str, *, sealed: bool = False) -> bool:
+        """Whether it once was so long, and ended so (``sealed``: as a server was told); what it was
+        before a repair counts as known, since all of that is spent."""
         lost, since = self._repaired
         if n > lost + since:
             return False
         if lost and n <= lost:
             return True
         place = len(self.lines) - (lost + since - n)
-        return head == (self.head if place == len(self.lines) else self.lines[place]["prev"])
+        found = self.head if place == len(self.lines) else self.lines[place]["prev"]
+        return head == (self._sealed(found) if sealed else found)
 
     def of(self, kind: str) -> Iterator[Line]:
         return (line for line in self.lines if line["kind"] == kind)
@@ -330,11 +338,10 @@ def open_ledger(
     """Its first line: the budget, and the numbers that are public from now on."""
     if entries.opened is not None:
         raise LedgerError(f"{ledger.folder}: holds a ledger already")
-    ledger.point()
     ledger.append(
         entries,
         "open",
-        id=secrets.token_hex(8),
+        id=secrets.token_hex(16),
         epsilon=epsilon,
         delta=delta,
         unit=unit,

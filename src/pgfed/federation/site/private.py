@@ -125,6 +125,7 @@ class Private:
             self.size, self.size_test = self._sizes(entries)
             self._slices.check(entries, self.size)
             self._open(entries)
+            ledger.point()  # also of a ledger that was there, beside data that is new to it
             ledger.tidy(entries)
 
     def exempt(self, method: str) -> bool:
@@ -370,7 +371,7 @@ class Private:
         """What is not known is noted, for `repair` to count it in."""
         lines, _, head = echo.partition(" ")
         length = int(lines) if re.fullmatch(r"[0-9]{1,9}", lines) else None
-        if length is not None and entries.has_ended(length, head):
+        if length is not None and entries.has_ended(length, head, sealed=True):
             return True
         self.ledger.note(entries, lost=min(length or 0, LONGEST))
         return False

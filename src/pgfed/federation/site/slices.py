@@ -37,7 +37,7 @@ class Slices:
 
     def exempt(self, method: str) -> bool:
         """Whether nothing of a method leaves."""
-        return planning.gives_nothing(self.methods[method], self.task.layout)
+        return protecting.exempt(self.methods[method], self.task.layout)
 
     def scored(self, method: str) -> bool:
         """Whether the model's scores leave once, after the last round."""
