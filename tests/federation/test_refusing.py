@@ -21,7 +21,7 @@ from pgfed.federation.flower.gate import origin_of
 from pgfed.federation.flower.guard import AT_ONCE, LIMITS, PUSHES, Guard, Visitor
 from pgfed.federation.flower.private import FLEET, KEY, SIGNATURE, STAMP, Unreadable
 from pgfed.federation.folders.keys import public_pem
-from pgfed.federation.site.process import AGAIN, LIVE, Attendance
+from pgfed.federation.site.process import AGAIN, Attendance
 
 KEY_OF_A_SITE = ec.generate_private_key(ec.SECP384R1())
 
@@ -197,7 +197,8 @@ def test_a_site_that_is_let_in_and_refused_in_turns_does_not_hurry(monkeypatch):
     waits = []
     fleet, site = Fleet([answered(401) for _ in range(20)]), SimpleNamespace(longest=1000)
     attendance = Attendance(site, fleet, lambda _: None, threading.Event())
-    monkeypatch.setattr(attendance._over, "wait", lambda s: s == LIVE or waits.append(s))
+    monkeypatch.setattr("pgfed.federation.site.process.LIVE", 3600.0)  # no wait of ours
+    monkeypatch.setattr(attendance._over, "wait", lambda s: s == 3600.0 or waits.append(s))
     with pytest.raises(Enough):
         attendance.go_on()
     assert len(waits) == 20
