@@ -69,6 +69,8 @@ class Hostile(threading.Thread):
                     self.fleet.answer(Message(answer, reply_to=message))
                 else:
                     trick(self, message, answer)
+            except private.Unreadable:  # the round was over before all of it was sent
+                continue
             except httpx.HTTPStatusError as error:
                 self.codes[head["round"]] = error.response.status_code
             except httpx.HTTPError:  # the connection was closed while it was still sending

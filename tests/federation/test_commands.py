@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -171,6 +172,36 @@ def test_run_needs_a_server_and_a_place(tmp_path, capsys):
     assert "go on with --resume" in mistake(capsys, "run", folder.path)
 
 
+@pytest.mark.parametrize("command", ["join", "approve"])
+def test_nobody_is_there_to_answer(tmp_path, command):
+    """As where it is started by a script, without a terminal."""
+    folder = small.make(tmp_path)
+    site = small.site_path(folder.path, 0)
+    done = subprocess.run(
+        [sys.executable, "-m", "pgfed", "federation", command, site],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("pgfed: stopped: it asked, and there was no answer on its input\n")
+
+
+def test_a_disk_that_is_full_is_said_in_one_line(tmp_path, capsys, monkeypatch):
+    """Not with code 2, after which nothing is tried again."""
+    folder = small.make(tmp_path)
+
+    def attend(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "/srv/site/state")
+
+    monkeypatch.setattr("pgfed.federation.site.process.attend", attend)
+    code, said = pgfed(capsys, "site", small.site_path(folder.path, 0))
+    assert (code, said.startswith("pgfed: disk full: ")) == (1, True)
+    assert "/srv/site/state" in said
+    assert said.count("\n") == 1
+
+
 def test_an_edited_file_cannot_open_an_insecure_door(tmp_path, capsys):
     folder = small.make(tmp_path, "10.0.0.1:8000")
     for path, command in (
@@ -193,7 +224,7 @@ def test_status_before_and_after_a_run(tmp_path, capsys):
     conduct(grid_of(sites), folder, Options())
     capsys.readouterr()
     code, said = pgfed(capsys, "status", folder.path)
-    assert (code, "the server does not answer" in said) == (1, True)
+    assert (code, "the server does not answer; is `pgfed" in said) == (1, True)
     assert "finished: pgfed, seed 0, round 1 of 1" in said
     assert all(f"site-{i:02}" in said for i in range(small.SITES))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from datetime import timedelta
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, Message
 
 from federation.flower_private import ObjectTree
+from federation.running import until
 from pgfed.federation.flower import private
 from pgfed.federation.flower.grid import LinkGrid, Stopped
 from pgfed.federation.flower.guard import LIMITS, Refusal, Visitor
@@ -316,3 +319,44 @@ def test_one_run_after_another(office):
         office.sites[0].spend(1)
     office.link.begin()
     assert office.ask(0, number=2)
+
+
+class Watched:
+    """A lock that tells whether somebody has it."""
+
+    def __init__(self, lock) -> None:
+        self._lock, self.depth = lock, 0
+
+    def __enter__(self):
+        self._lock.acquire()
+        self.depth += 1
+
+    def __exit__(self, *_):
+        self.depth -= 1
+        self._lock.release()
+
+
+def test_a_late_object_and_a_run_that_forgets_do_not_wait_for_each_other(office, monkeypatch):
+    """Flower takes its locks in one order where an object is too late, and in the other where a
+    message is forgotten: at the same moment, neither would ever end."""
+    name = office.ask(0)
+    reply = office.reply(office.take(0))
+    _, missing, session = office.announce(reply, private.get_object_tree(reply))
+    office.state._object_push_sessions[session].expires_at -= timedelta(hours=1)
+    lock = office.state.lock = Watched(office.state.lock)
+    forgets = threading.Thread(target=office.state.delete_messages, args=({name},), daemon=True)
+
+    def delete(_):
+        """Where Flower has one of them, and goes on to take the other."""
+        forgets.start()
+        until(lambda: lock.depth, "one of the two has the other")
+
+    monkeypatch.setattr(office.store, "delete", delete)
+    late = threading.Thread(
+        target=office.state.store_object,
+        args=(reply.metadata.run_id, session, missing[0], b""),
+        daemon=True,
+    )
+    late.start()
+    for thread in (late, forgets):
+        until(lambda thread=thread: thread.ident and not thread.is_alive(), "it ends", 20)

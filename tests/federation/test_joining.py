@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import ssl
 import stat
 import subprocess
+import threading
 import time
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
@@ -175,6 +178,7 @@ def test_another_servers_authority_is_noticed_before_the_secret_is_shown(
     running, capsys, tmp_path, monkeypatch
 ):
     token = invited(running, capsys, "site-02")
+    told = running.said("server").count("site-02")
     make_authority(tmp_path, "other", ["127.0.0.1"])
     wrong = invitations.fingerprint((tmp_path / "ca.crt").read_bytes())
     asked = []
@@ -192,7 +196,41 @@ def test_another_servers_authority_is_noticed_before_the_secret_is_shown(
     )  # fmt: skip
     with pytest.raises(UserError, match="certificate verify failed"):
         joining.join(tmp_path / "s", Token(token.server, token.site, wrong, token.secret))
-    assert running.said("server").count("site-02") == 1  # the refusal of the test above
+    assert running.said("server").count("site-02") == told  # it was asked for nothing
+
+
+def test_a_second_authority_behind_the_right_one_is_not_trusted(tmp_path):
+    """Somebody in the middle shows the server's certificate, which is no secret, and then his."""
+    right, his = tmp_path / "right", tmp_path / "his"
+    for place in (right, his):
+        place.mkdir()
+        make_authority(place, place.name, ["127.0.0.1"])
+    both = (right / "ca.crt").read_bytes() + (his / "ca.crt").read_bytes()
+    seen: list[str] = []
+
+    class Middle(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(both)
+
+        def do_POST(self) -> None:
+            seen.append(self.headers["pgfed-invitation"])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(his / "server.crt", his / "server.key")
+    with HTTPServer(("127.0.0.1", 0), Middle) as middle:
+        middle.socket = tls.wrap_socket(middle.socket, server_side=True)
+        threading.Thread(target=middle.serve_forever, daemon=True).start()
+        known = invitations.fingerprint((right / "ca.crt").read_bytes())
+        server = f"127.0.0.1:{middle.server_port}"
+        with pytest.raises(UserError, match="certificate verify failed"):
+            joining.join(tmp_path / "site", Token(server, "site-00", known, "s" * 43))
+        middle.shutdown()
+    assert not seen
 
 
 def test_bad_requests_to_join_are_refused(running, capsys, tmp_path):

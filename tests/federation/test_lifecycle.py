@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ssl
 import stat
 
 from cryptography import x509
@@ -19,14 +20,23 @@ from pgfed.federation.server.conduct import Options, conduct
 from pgfed.federation.site.answers import Site
 
 
+def shown(federation: Running) -> str:
+    """The certificate that the server shows now."""
+    return ssl.get_server_certificate(("127.0.0.1", federation.folder.agreement.port))
+
+
 def test_a_site_is_shut_out_and_let_in_again_while_the_server_runs(tmp_path, capsys, monkeypatch):
     with Running(tmp_path, cohort=1.0) as federation:
         place = federation.folder.path
         monkeypatch.setattr(keys, "YEARS", 29 / 365)  # of a certificate that ends soon
         assert pgfed(capsys, "renew-certificate", place)[0] == 0
+        monkeypatch.undo()
         federation.site(1)
         federation.serve()
         assert "server.crt ends on 20" in federation.said("server")
+        code, said = pgfed(capsys, "renew-certificate", place)
+        assert (code, "the server knows" in said) == (0, True)
+        assert shown(federation) == (federation.folder.server / "server.crt").read_text()
         until(lambda: "connected" in federation.said("site-1"), "it is there")
         mine = small.site_path(place, 1) / "site.pub"
         code, said = pgfed(capsys, "remove-site", place, "site-01")
@@ -70,6 +80,9 @@ def test_mistakes_with_sites(tmp_path, capsys):
     wrong.write_text("nonsense")
     said = mistake(capsys, "add-site", folder.path, "site-00", "--key", str(wrong))
     assert "not an OpenSSH public key" in said
+    private = small.site_path(folder.path, 0) / "site.key"
+    said = mistake(capsys, "add-site", folder.path, "site-00", "--key", str(private))
+    assert "not an OpenSSH public key" in said
     assert not folder.key(0).exists()
     assert "the server does not answer" in mistake(capsys, "stop", folder.path)
 
@@ -85,6 +98,9 @@ def test_a_certificate_that_ends_is_warned_of_and_renewed(tmp_path, capsys, monk
     assert "server.crt ends on 20" in warning
     assert "renew-certificate" in warning
     assert warning in look(folder)["wrong"]
+    monkeypatch.setattr(keys, "YEARS", -1 / (365 * 48))  # half an hour ago
+    keys.make_server_key(folder.server, "x", ["127.0.0.1"])
+    assert "server.crt ended on 20" in (keys.expiry_warning(folder) or "")
     assert pgfed(capsys, "renew-certificate", folder.path)[0] == 0
     after = x509.load_pem_x509_certificate((folder.server / "server.crt").read_bytes())
     assert after.serial_number != before.serial_number

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from pgfed.engine.storage import checkpoints
 from pgfed.federation.server.conduct import Options
 from pgfed.federation.server.process import Server, serve
 from pgfed.federation.site.answers import Site
+from pgfed.federation.site.process import _alone
 
 
 def status(federation: Running) -> tuple[int, dict]:
@@ -91,6 +93,20 @@ def test_data_that_comes_late_a_second_start_and_the_end(tmp_path):
             assert federation.processes[name].wait(60) == 0, federation.said(name)
             assert "Traceback" not in federation.said(name)
         assert not federation.folder.socket.exists()
+
+
+def test_a_site_starts_though_its_disk_is_full(tmp_path):
+    """It says so when it is asked for something, and goes on when there is room."""
+    site = small.site_folder(small.make(tmp_path), 0)
+    with _alone(site):
+        pass
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with _alone(site):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def has_ipv6() -> bool:

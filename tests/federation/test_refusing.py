@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import httpx
@@ -21,7 +21,7 @@ from pgfed.federation.flower.gate import origin_of
 from pgfed.federation.flower.guard import AT_ONCE, LIMITS, PUSHES, Guard, Visitor
 from pgfed.federation.flower.private import FLEET, KEY, SIGNATURE, STAMP, Unreadable
 from pgfed.federation.folders.keys import public_pem
-from pgfed.federation.site.process import Attendance
+from pgfed.federation.site.process import AGAIN, Attendance
 
 KEY_OF_A_SITE = ec.generate_private_key(ec.SECP384R1())
 
@@ -52,9 +52,11 @@ class Door:
         await self.open.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    async def status(self, kind: str, size: int = 0, key=KEY_OF_A_SITE, more=()) -> int:
+    async def status(
+        self, kind: str, size: int = 0, key=KEY_OF_A_SITE, more=(), signer=KEY_OF_A_SITE, signed=""
+    ) -> int:
         stamp = datetime.now(UTC).isoformat()
-        signature = KEY_OF_A_SITE.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))
+        signature = signer.sign((signed or stamp).encode(), ec.ECDSA(hashes.SHA256()))
         headers = {
             KEY: base64.b64encode(public_pem(key.public_key())),
             STAMP: stamp.encode(),
@@ -119,6 +121,23 @@ def test_who_is_not_admitted_and_what_is_too_large():
         assert codes == [401, 413, 413 if kind in PUSHES else 0], kind
 
 
+def test_a_sites_public_key_opens_nothing_without_its_signature():
+    """It is no secret; nor is a signature of an hour ago good for now."""
+
+    async def look() -> list[int]:
+        door = Door()
+        stranger = ec.generate_private_key(ec.SECP384R1())
+        before = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+        codes = [
+            await door.status("send-node-heartbeat", signer=stranger),
+            await door.status("send-node-heartbeat", signed=before),
+        ]
+        assert door.visitor.seen is None  # it counts as no sign of life either
+        return codes
+
+    assert asyncio.run(look()) == [401, 401]
+
+
 @pytest.mark.parametrize("name", [KEY, STAMP, SIGNATURE])
 def test_a_request_is_signed_once(name):
     """Of two headers Flower takes the first: another's key, one that was shut out, say."""
@@ -171,6 +190,19 @@ def test_whoever_has_a_network_of_addresses_is_counted_once():
     assert origin_of("::ffff:192.0.2.7") == "192.0.2.7"
     assert origin_of("2001:db8::1") == origin_of("2001:db8::ffff:2") != origin_of("2001:db8:0:1::1")
     assert origin_of("fe80::1%eth0") == origin_of("fe80::2")
+
+
+def test_a_site_that_is_let_in_and_refused_in_turns_does_not_hurry(monkeypatch):
+    """A server could fill its log, and keep it busy."""
+    waits = []
+    fleet, site = Fleet([answered(401) for _ in range(20)]), SimpleNamespace(longest=1000)
+    attendance = Attendance(site, fleet, lambda _: None, threading.Event())
+    monkeypatch.setattr("pgfed.federation.site.process.LIVE", 3600.0)  # no wait of ours
+    monkeypatch.setattr(attendance._over, "wait", lambda s: s == 3600.0 or waits.append(s))
+    with pytest.raises(Enough):
+        attendance.go_on()
+    assert len(waits) == 20
+    assert (waits[0], waits[-1]) == AGAIN
 
 
 class Enough(Exception):

@@ -23,7 +23,7 @@ from pgfed.cli.report import register as register_report
 from pgfed.cli.run import register as register_run
 from pgfed.cli.takehome import register as register_takehome
 from pgfed.cli.tuning import register as register_tuning
-from pgfed.errors import NOTES, Interrupted, UserError, one_line
+from pgfed.errors import NOTES, Interrupted, UserError, is_full, one_line
 from pgfed.version import __version__
 
 app = typer.Typer(
@@ -68,6 +68,8 @@ def _main(argv: list[str] | None) -> int:
         if error.ctx is not None:
             print(error.ctx.get_help())
         return 0
+    except click.Abort:  # Ctrl+C at a question, or nobody to answer it
+        return _fail("stopped: it asked, and there was no answer on its input", 1)
     except click.ClickException as error:
         return _fail(_as_setting(error) or error.format_message(), 2)
     except KeyboardInterrupt:
@@ -78,6 +80,8 @@ def _main(argv: list[str] | None) -> int:
     except Exception as error:
         if debug:
             raise
+        if is_full(error):  # code 1: a supervisor tries again, and there may be room then
+            return _fail(f"disk full: {error}", 1)
         name = type(error).__name__
         what = "" if name == "ClientError" else f"unexpected {name}: "
         return _fail(f"{what}{error} (`pgfed --debug ...` shows the traceback)", 1)

@@ -103,10 +103,6 @@ def add_seats(
 
 
 def _admitted(place: FederationFolder) -> str:
-    """A server that is running is told."""
     from pgfed.federation.server import control
 
-    if not control.is_there(place):
-        return "the server will know when it is started"
-    control.ask(place, "admit")
-    return "the server knows"
+    return control.tell(place, "admit")

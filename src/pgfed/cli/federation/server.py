@@ -154,10 +154,11 @@ def renew_certificate(folder: Folder) -> None:
     """Make the server a new key and certificate; the sites need nothing new."""
     from pgfed.federation.folders.folder import FederationFolder
     from pgfed.federation.folders.keys import make_server_key
+    from pgfed.federation.server import control
 
     place = FederationFolder(folder)
     make_server_key(place.server, place.agreement.federation, place.agreement.hosts)
-    print(f"{place.server / 'server.crt'}: renewed; restart the server")
+    print(f"{place.server / 'server.crt'}: renewed; {control.tell(place, 'renew')}")
 
 
 @group.command()

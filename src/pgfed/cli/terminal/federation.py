@@ -41,8 +41,10 @@ def look(folder: FederationFolder) -> dict[str, Any]:
     if run is not None and not (server and server["running"]):
         if run["state"] not in ("finished", "failed"):
             run["state"] = "interrupted"
-        if run["state"] != "finished":
-            wrong.append(f"the run is {run['state']}: {run['error'] or 'go on with --resume'}")
+        if run["state"] == "interrupted":
+            wrong.append(f"the run is interrupted{_because(run['error'])}; go on with --resume")
+        elif run["state"] == "failed":
+            wrong.append(f"the run failed{_because(run['error'])}")
     elif run is not None and run["error"]:  # it goes on by itself when that is mended
         wrong.append(f"the run waits: {run['error']}")
     if server is not None:
@@ -53,6 +55,10 @@ def look(folder: FederationFolder) -> dict[str, Any]:
     if (warning := expiry_warning(folder)) is not None:
         wrong.append(warning)
     return {"folder": str(folder.path), "server": server, "run": run, "wrong": wrong}
+
+
+def _because(error: str | None) -> str:
+    return f": {error}" if error else ""
 
 
 def _is_here(site: dict[str, Any]) -> bool:
@@ -74,7 +80,7 @@ def show(standing: dict[str, Any]) -> None:
         place = standing["folder"]
         print(f"{place}: no run yet; `pgfed federation run {place}` starts one")
         if server is not None:
-            console.print(_signs(server))
+            console.print(_signs(server) if server["sites"] else "no site has joined yet")
     else:
         console.print(table(run, server))
         for message in run["messages"][-5:]:
@@ -171,9 +177,9 @@ def table(content: dict[str, Any], server: dict[str, Any] | None) -> Table:
     shown = _table(headline(content))
     for name in ("site", "seen"):
         shown.add_column(name, no_wrap=True)
-    for name in ("samples", "rounds", "missed", "took", "down", "up", "accuracy"):
+    for name in ("samples", "rounds", "took", "down", "up", "accuracy"):
         shown.add_column(name, justify="right", no_wrap=True)
-    shown.add_column("now")
+    shown.add_column("now", no_wrap=True, overflow="ellipsis")  # long reasons stand below
     signs = {sign["name"]: sign for sign in (server["sites"] if server is not None else ())}
     for site in content["sites"]:
         sign = signs.get(site["name"])
@@ -181,8 +187,7 @@ def table(content: dict[str, Any], server: dict[str, Any] | None) -> Table:
             site["name"],
             _seen(sign),
             f"{site['n_train']:,}",
-            str(site["rounds"]),
-            str(site["missed"]),
+            f"{site['rounds']} of {site['rounds'] + site['missed']}",
             "" if site["seconds"] is None else duration(site["seconds"]),
             size(site["bytes_down"]),
             size(site["bytes_up"]),

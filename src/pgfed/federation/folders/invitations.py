@@ -70,13 +70,21 @@ def read_token(text: str) -> Token:
     return token
 
 
+def first_certificate(pem: bytes) -> bytes:
+    """The one whose `fingerprint` it is, and nothing else: all that is there would be trusted."""
+    return _certificate(pem).public_bytes(serialization.Encoding.PEM)
+
+
 def fingerprint(certificate: bytes) -> str:
     """SHA-256 of a certificate in PEM, as invitations have it."""
+    return _text(_certificate(certificate).fingerprint(hashes.SHA256()))
+
+
+def _certificate(pem: bytes) -> x509.Certificate:
     try:
-        found = x509.load_pem_x509_certificate(certificate)
+        return x509.load_pem_x509_certificate(pem)
     except ValueError as error:
         raise UserError(f"the authority's certificate: {error}") from None
-    return _text(found.fingerprint(hashes.SHA256()))
 
 
 def key_name(key: ec.EllipticCurvePublicKey) -> str:

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -99,7 +99,8 @@ def expiry_warning(folder: FederationFolder) -> str | None:
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: cannot be read ({error})") from None
         if end - now < datetime.timedelta(days=WARNED):
-            return f"{path} ends on {end:%Y-%m-%d}: {cure}"
+            verb = "ended" if end < now else "ends"
+            return f"{path} {verb} on {end:%Y-%m-%d}: {cure}"
     return None
 
 
@@ -115,7 +116,7 @@ def load_private(path: Path) -> ec.EllipticCurvePrivateKey:
         key = serialization.load_ssh_private_key(path.read_bytes(), password=None)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise UserError(f"{path}: not an OpenSSH private key without passphrase: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UserError(f"{path}: not an ECDSA key; make one with ssh-keygen -t ecdsa -b 384")
@@ -127,7 +128,7 @@ def load_public(path: Path) -> ec.EllipticCurvePublicKey:
         key = serialization.load_ssh_public_key(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:  # the latter also for a private one
         raise UserError(f"{path}: not an OpenSSH public key: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise UserError(f"{path}: not an ECDSA key; make one with ssh-keygen -t ecdsa -b 384")

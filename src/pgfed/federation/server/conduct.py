@@ -108,7 +108,8 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
         except BaseException as error:
             expected = isinstance(error, UserError | QuorumError | Stopped)
             reason = str(error) if expected else f"{type(error).__name__}: {error}"
-            state = "interrupted" if is_full(error) else "failed"
+            goes_on = is_full(error) or isinstance(error, Stopped)
+            state = "interrupted" if goes_on else "failed"
             status.write(state=state, error=reason)
             raise
         note(folder.run, finished=True)

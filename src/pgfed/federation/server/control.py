@@ -42,9 +42,10 @@ def ask(folder: FederationFolder, do: str, **more: Any) -> Request:
                 f"{folder.socket}: is another user's; be the one who runs the server"
             ) from None
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
+            absent = isinstance(error, FileNotFoundError | ConnectionRefusedError)
+            why = "" if absent else f" ({getattr(error, 'strerror', None) or error})"
             raise UserError(
-                f"{folder.path}: the server does not answer ({why}); is `pgfed federation server "
+                f"{folder.path}: the server does not answer{why}; is `pgfed federation server "
                 f"{folder.path}` running?"
             ) from None
     if "error" in answer:
@@ -59,6 +60,14 @@ def is_there(folder: FederationFolder) -> bool:
     except UserError:
         return False
     return True
+
+
+def tell(folder: FederationFolder, do: str) -> str:
+    """Have a server that is running look at its folder; what to say of that."""
+    if not is_there(folder):
+        return "the server will know when it is started"
+    ask(folder, do)
+    return "the server knows"
 
 
 def is_running(folder: FederationFolder) -> bool:

@@ -55,6 +55,8 @@ class Server:
         self._lobby = Lobby(lambda: self._admit({}))
         self._admit({})
         self._over: Callable[[], None] = lambda: None
+        self._tls = None if folder.agreement.insecure else _tls()
+        self._show_certificate({})
         self._run: threading.Thread | None = None
         self._ending = threading.Event()
         self._began = time.time()
@@ -74,7 +76,7 @@ class Server:
             arrives=lambda visitor: self._link.gone(visitor.node),
             wants=self._grid.send_again,
         )
-        gate = Gate(guard, _interface(agreement.host), agreement.port, self._tls())
+        gate = Gate(guard, _interface(agreement.host), agreement.port, self._tls)
         async with (
             listening(self._folder, self._commands),
             _beside(gate.serve(), stop),
@@ -90,17 +92,15 @@ class Server:
             await stop.wait()
             await self._stop()
 
-    def _tls(self) -> ssl.SSLContext | None:
-        if self._folder.agreement.insecure:
-            return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
+    def _show_certificate(self, request: Request) -> Request:
+        """The one in the folder now, to whoever connects from now on."""
         place = self._folder.server
         try:
-            context.load_cert_chain(place / "server.crt", place / "server.key")
+            if self._tls is not None:
+                self._tls.load_cert_chain(place / "server.crt", place / "server.key")
         except OSError as error:  # ssl.SSLError is one
             raise UserError(f"{place / 'server.crt'}: cannot be used ({error})") from None
-        return context
+        return {}
 
     # -- the run -------------------------------------------------------------------------------
 
@@ -118,6 +118,7 @@ class Server:
         try:
             while not self._conducted(options):
                 options = unfinished(self._folder) or options
+            log.info("the run is finished")
         except (UserError, QuorumError, Stopped, OSError) as error:
             log.error("the run ended: %s", error)
         except Exception:
@@ -192,6 +193,7 @@ class Server:
             "run": self._begin,
             "status": self._status,
             "admit": self._admit,
+            "renew": self._show_certificate,
             "stop": self._end,
         }
 
@@ -225,6 +227,12 @@ class Server:
             "sites": sites,
             "invited": self._lobby.invited,
         }
+
+
+def _tls() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
 
 
 def _interface(host: str) -> str:

@@ -84,9 +84,10 @@ class Seats:
         return node if node in self._online else None
 
     def missing(self) -> str:
-        """The names of those who are not there."""
-        here = self.present()
-        return ", ".join(self._status.name(i) for i in sorted(self.taken - {*here}))
+        """The names of those who are not there, with what is known of why."""
+        away = sorted(self.taken - {*self.present()})
+        why = {i: self._status.site(i)["doing"] for i in away}
+        return ", ".join(self._status.name(i) + (f" ({why[i]})" if why[i] else "") for i in away)
 
     def present(self) -> list[int]:
         return [i for i in range(len(self)) if self.node(i) is not None]

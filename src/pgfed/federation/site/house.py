@@ -99,8 +99,8 @@ def check_agreed(head: Head, agreed: str, frozen: str) -> None:
     """Refuse a server that holds another agreement, experiment or model than this site."""
     if field(head, "digest", str) != agreed:
         raise Refused(
-            "this site holds another agreement or experiment than the server: compare site.toml "
-            "and experiment.toml with the server's federation.toml and experiment.toml"
+            "this site holds another agreement or experiment than the server: `pgfed federation "
+            "fetch` at the site takes over the server's; then approve it and restart the site"
         )
     if head.get("frozen", "") != frozen:
         raise Refused(

@@ -23,7 +23,14 @@ from pgfed.errors import UserError, one_line
 from pgfed.federation.flower.guard import AGREEMENT, OURS
 from pgfed.federation.flower.private import KEY, SIGNATURE, STAMP
 from pgfed.federation.folders.folder import SiteFolder
-from pgfed.federation.folders.invitations import PLAIN, Token, fingerprint, key_name, prove
+from pgfed.federation.folders.invitations import (
+    PLAIN,
+    Token,
+    fingerprint,
+    first_certificate,
+    key_name,
+    prove,
+)
 from pgfed.federation.folders.keys import load_private, make_site_key, public_line, public_pem
 from pgfed.federation.folders.making import write_site
 
@@ -35,7 +42,7 @@ NEW = "site.key.new"  # a key with which this folder has not joined yet
 def join(path: Path, token: Token) -> str:
     """Take the seat of the invitation; the name of the key, as the server's log has it."""
     _check_place(path, token)
-    authority = _ask("GET", f"{token.url}{OURS}authority", None)
+    authority = first_certificate(_ask("GET", f"{token.url}{OURS}authority", None))
     if token.fingerprint not in (PLAIN, fingerprint(authority)):
         raise UserError(
             f"{token.server}: its authority is not the one of the invitation; somebody else "

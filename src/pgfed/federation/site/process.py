@@ -107,15 +107,14 @@ class Attendance:
     def _failed(self, error: Exception) -> None:
         """Say what is wrong, once; then try again, ever slower."""
         status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
-        if status == httpx.codes.UNAUTHORIZED and self._here:
-            self._here = False  # the server was started anew and knows us no more: come again
-            return
         why = _why(error)
         if status == httpx.codes.FORBIDDEN:
             why = "the run ended meanwhile; its message is forgotten"
-        if why != self._told:
+        if status == httpx.codes.UNAUTHORIZED and self._here:
+            self._here = False  # the server was started anew and knows us no more: come again
+        elif why != self._told:
             self._say(why)
-        self._told = why
+            self._told = why
         self._over.wait(self._wait)
         self._wait = min(2 * self._wait, AGAIN[1])
 
@@ -156,8 +155,8 @@ def _alone(folder: SiteFolder) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"{folder.path}: this site is running already") from None
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk is named when something must be written
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
         yield
 
 
