@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pgfed.results.formats import count
 from pgfed.results.statistics import Floats, Paired
 
 
@@ -48,7 +49,7 @@ def main() -> None:
     seeds = len(next(iter(ends.values())))
     heads = [f"round {t}" for t in rounds]
     said = f"against {given.against}" + (f", round {given.at}" if given.at else "")
-    print(f"| method, way ({seeds} seeds) | {' | '.join(heads)} | {said} | MB a round |")
+    print(f"| method, way ({count(seeds, 'seed')}) | {' | '.join(heads)} | {said} | MB a round |")
     print("|---|" + "---|" * (len(rounds) + 2))
     for way in ends:
         means = [

@@ -23,7 +23,7 @@ import numpy as np
 from pgfed.model.metrics import METRICS, Metric
 from pgfed.results.folder.layout import is_run
 from pgfed.results.folder.reader import load
-from pgfed.results.formats import bracketed, score, size
+from pgfed.results.formats import bracketed, count, score, size
 from pgfed.results.statistics import Floats, Paired, rounds_to
 
 KEPT = "scores.jsonl"
@@ -124,7 +124,7 @@ def table(run: Run, control: str, target: float, others: list[Path]) -> None:
     paired = Paired(values)
     seeds = len(next(iter(values.values())))
     aim = f"rounds and bytes to {100 * target:.0f} %"
-    print(f"| method | score ({seeds} seeds) | against {control} | {aim} | sent |")
+    print(f"| method | score ({count(seeds, 'seed')}) | against {control} | {aim} | sent |")
     print("|---|---|---|---|---|")
     for name, runs in every.items():
         found = paired.difference(name, control)
