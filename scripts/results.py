@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"(<!-- made by: (.+?) -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- made by: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def printed(command: str) -> str:
@@ -28,7 +28,7 @@ def printed(command: str) -> str:
 
 def renewed(text: str) -> str:
     """The page with its tables made anew."""
-    return BLOCK.sub(lambda found: f"{found[1]}{printed(found[2])}{found[3]}", text)
+    return BLOCK.sub(lambda found: f"{found[1]}\n{printed(found[2])}\n\n{found[3]}", text)
 
 
 def main() -> None:
