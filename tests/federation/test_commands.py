@@ -18,7 +18,11 @@ import tomli_w
 
 from federation import small
 from pgfed.cli import app as cli
+from pgfed.cli.terminal import federation as standing
 from pgfed.federation.folders.folder import FederationFolder, SiteFolder, digest, load_experiment
+from pgfed.federation.server.status import Status
+from pgfed.federation.server.status import read as read_status
+from pgfed.model.metrics import METRICS
 from report.folders import make_folder
 
 
@@ -140,6 +144,19 @@ def test_mistakes_in_folders(tmp_path, capsys):
     assert "seats" in mistake(capsys, "site", site)
     (site / "site.toml").write_text("nonsense")
     assert "not valid TOML" in mistake(capsys, "site", site)
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"), [("accuracy", "accuracy 12.0 %"), ("mae", "mean absolute error 0.12")]
+)
+def test_how_a_run_stands_is_told_in_its_own_metric(tmp_path, capsys, metric, said):
+    status = Status(tmp_path, ["north"], METRICS[metric])
+    status.site(0)["score"] = 0.12
+    status.write(state="running", method="fedavg", seed=0, round=2, rounds=5, score=0.12)
+    told = {"run": read_status(tmp_path), "server": None, "folder": "f", "wrong": []}
+    standing.show(told)
+    assert f"round 2 of 5, {said}" in " ".join(capsys.readouterr().out.split())
+    json.loads(json.dumps(told, allow_nan=False))
 
 
 def test_a_run_ends_in_its_summary_for_programs(tmp_path, capsys, monkeypatch):

@@ -17,9 +17,10 @@ from pgfed.errors import UserError
 from pgfed.federation.folders.folder import FederationFolder
 from pgfed.federation.folders.keys import expiry_warning
 from pgfed.federation.server import control, status
+from pgfed.model.metrics import Metric
 from pgfed.report import rendering as reports
 from pgfed.results.folder.reader import load
-from pgfed.results.formats import duration, percent, size
+from pgfed.results.formats import duration, score, size
 from pgfed.results.summary import summaries
 
 EVERY = 0.5  # seconds between two looks at the status
@@ -166,18 +167,20 @@ def _follow(folder: FederationFolder, live: Live) -> None:
 def headline(content: dict[str, Any]) -> str:
     if not content["method"]:
         return str(content["state"])
+    metric = Metric(**content["metric"])
     return (
         f"{content['state']}: {content['method']}, seed {content['seed']}, round "
-        f"{content['round']} of {content['rounds']}, accuracy {percent(content['accuracy'])}"
+        f"{content['round']} of {content['rounds']}, {metric.title} "
+        f"{score(content['score'], metric)}"
     )
 
 
 def table(content: dict[str, Any], server: dict[str, Any] | None) -> Table:
     """One line per site; ``server``: who is there, as it knows now."""
-    shown = _table(headline(content))
+    shown, metric = _table(headline(content)), Metric(**content["metric"])
     for name in ("site", "seen"):
         shown.add_column(name, no_wrap=True)
-    for name in ("samples", "rounds", "took", "down", "up", "accuracy"):
+    for name in ("samples", "rounds", "took", "down", "up", metric.title):
         shown.add_column(name, justify="right", no_wrap=True)
     shown.add_column("now", no_wrap=True, overflow="ellipsis")  # long reasons stand below
     signs = {sign["name"]: sign for sign in (server["sites"] if server is not None else ())}
@@ -191,7 +194,7 @@ def table(content: dict[str, Any], server: dict[str, Any] | None) -> Table:
             "" if site["seconds"] is None else duration(site["seconds"]),
             size(site["bytes_down"]),
             size(site["bytes_up"]),
-            percent(site["accuracy"]),
+            score(site["score"], metric),
             site["doing"],
         )
     return shown

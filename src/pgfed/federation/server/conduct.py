@@ -80,7 +80,7 @@ def conduct(grid: Grid, folder: FederationFolder, options: Options) -> None:
     run = _identify(folder.run, agreed)
     note(folder.run, options=asdict(options))
     pins = Pins(folder.run, accept=options.accept_changes)
-    status = Status(folder.run, folder.agreement.names)
+    status = Status(folder.run, folder.agreement.names, task.objective.primary)
     with FederationRun(folder.run, setup, resume=options.resume, warn=status.tell) as keeper:
         try:
             frozen = frozen_digests(folder.agreement, experiment, federation)
@@ -322,7 +322,7 @@ def _read_files(models: Path) -> dict[int, dict[str, str]]:
 
 
 class _Sites(Observer):
-    """Per site its time, bytes and accuracy, and why it missed the round."""
+    """Per site its time, bytes and score, and why it missed the round."""
 
     def __init__(self, backend: Flower, status: Status, rounds: int) -> None:
         self._backend, self._status, self._rounds = backend, status, rounds

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pgfed.errors import one_line
+from pgfed.model.metrics import ACCURACY, Metric
 
 FILE = "status.json"
 
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 class Status:
     """Kept up to date by a run. Not synced to disk: it tells, nothing depends on it."""
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+    def __init__(self, folder: Path, names: Sequence[str], metric: Metric = ACCURACY) -> None:
         self._path = folder / FILE
         self.content: dict[str, Any] = {
             "state": "waiting for sites",
@@ -29,7 +30,8 @@ class Status:
             "seed": None,
             "round": 0,
             "rounds": 0,
-            "accuracy": None,
+            "metric": {"name": metric.name, "title": metric.title, "unit": metric.unit},
+            "score": None,
             "error": None,
             "messages": [],
             "sites": [
@@ -43,7 +45,7 @@ class Status:
                     "seconds": None,
                     "bytes_down": 0,
                     "bytes_up": 0,
-                    "accuracy": None,
+                    "score": None,
                 }
                 for name in names
             ],
@@ -79,8 +81,8 @@ class Status:
                 site["missed"] += 1
         for i, facts in record["sites"].items():
             if "score" in facts:
-                self.site(i)["accuracy"] = facts["score"]
-        self.write(round=record["round"], accuracy=record["mean_score"])
+                self.site(i)["score"] = facts["score"]
+        self.write(round=record["round"], score=record["mean_score"])
 
     def tell(self, text: str) -> None:
         """A line for people; a site may have had words in it."""
