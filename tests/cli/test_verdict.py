@@ -129,9 +129,9 @@ def test_federating_helped() -> None:
     assert (found.outcome, found.method, found.baseline) == ("helped", "pgfed", "local")
     assert str(found) == found.headline
     assert found.sentences[0].startswith(
-        "With pgfed, accuracy goes from 56.2 % alone (local) to 81.2 %: +25.0 points"
+        "With pgfed, accuracy goes from 56.2 % without the others (local) to 81.2 %: +25.0 points"
     )
-    assert "3 (+30.0 points, 12 of 40 samples)" in found.sentences[1]
+    assert "3 (+30.0 points, 12 better of 40 samples)" in found.sentences[1]
 
 
 def test_one_sample_each_is_no_evidence_of_any_client() -> None:
@@ -162,7 +162,7 @@ def test_what_helps_some_and_harms_others_is_neither() -> None:
         "No clear difference on average: 2 of 4 clients clearly gained, 1 clearly lost; for 1 it "
         "cannot be told."
     )
-    assert "Clearly lost: client 2 (−25.0 points, 10 of 40 samples)." in found.sentences
+    assert "Clearly lost: client 2 (−25.0 points, 10 worse of 40 samples)." in found.sentences
     assert "(95 % interval −" in found.sentences[0]
 
 
@@ -214,10 +214,12 @@ def test_a_method_is_held_against_its_control_with_an_interval() -> None:
     runs = [outcome("local", LOCAL), outcome("pgfed", BETTER)]
     found = verdict(*runs, outcome("fedavg-local", SURELY))
     assert found.sentences[-2].startswith(
-        "Against its control fedavg-local (mu = 0), pgfed itself adds −12.5 points (95 % interval −"
+        "Against its control fedavg-local, the same without what it claims, pgfed itself adds "
+        "−12.5 points (95 % interval −"
     )
     assert found.sentences[-1].startswith(
-        "So what helped is what fedavg-local does, too: +25.0 points over local (95 % interval +"
+        "So what helped is what fedavg-local does, too (FedAvg's common model, trained further by "
+        "each client): +25.0 points over local (95 % interval +"
     )
 
 
@@ -225,19 +227,40 @@ def test_each_control_is_a_question_of_its_own() -> None:
     """PGFed's kin have one; what is clearly better than its control needs no other reason."""
     kin = [outcome(name, SURELY) for name in ("fedavg-local", "pgfed", "pgfed-mo", "pgfed-ce")]
     found = verdict(outcome("local", LOCAL), *kin, outcome("fedavg-framed", [1.0] * 4))
-    frame, pgfed = [s for s in found.sentences if "itself adds" in s]
+    frame, pgfed = [s for s in found.sentences if "control" in s]
     assert frame.startswith(
-        "Against its control fedavg-local (personal.frame = none, personal.blend = 1), "
-        "fedavg-framed itself adds +18.8 points"
+        "Against its control fedavg-local, the same without what it claims, fedavg-framed itself "
+        "adds +18.8 points"
     )
     assert frame.endswith(": better.")
-    assert pgfed.startswith("Against its control fedavg-local (mu = 0), pgfed itself adds +0.00")
+    assert pgfed == (
+        "pgfed scores exactly as its control fedavg-local at every client: here it adds nothing."
+    )
     assert not [line for line in found.lines if "So what helped" in line or "also differ" in line]
 
 
 def test_what_did_not_help_is_not_said_to_have() -> None:
     runs = [outcome("local", LOCAL), outcome("fedavg-local", LOCAL), outcome("pgfed", A_BIT)]
     assert "pgfed itself adds" in verdict(*runs).sentences[-1]
+
+
+def test_equal_means_of_other_scores_are_not_the_same() -> None:
+    """One gains what another loses: nothing on average, and yet it does something."""
+    swapped = [0.7, 0.8, *SURELY[2:]]
+    runs = [outcome("local", LOCAL), outcome("fedavg-local", SURELY), outcome("pgfed", swapped)]
+    text = " ".join(verdict(*runs).sentences)
+    assert "pgfed itself adds +0.00 points" in text
+    assert "exactly as its control" not in text
+
+
+@pytest.mark.parametrize(("clients", "said"), [(29, False), (30, True)])
+def test_a_tenth_of_few_clients_is_not_spoken_of(clients: int, said: bool) -> None:
+    local = [0.5] * clients
+    found = verdict(outcome("local", local), outcome("pgfed", [0.475] + [0.6] * (clients - 1)))
+    (worst,) = [line for line in found.sentences if line.startswith("Worst off")]
+    assert "client 0 (−2.5 points, 1 worse of 40 samples), which may be chance" in worst
+    tenth = "the tenth of the clients that gained least is at +5.8 points on average"
+    assert (tenth in worst) == said
 
 
 def test_federating_harmed() -> None:
@@ -310,9 +333,9 @@ def test_a_site_is_told_its_own_gain_but_not_of_a_short_run() -> None:
     found = grouped(outcome("local", LOCAL), outcome("pgfed", SURELY))
     of = found.gain(found.methods[-1])
     assert of is not None
-    assert own_gain(of, ACCURACY).endswith("; 10 of 40 samples): clearly gained")
+    assert own_gain(of, ACCURACY).endswith("; 10 better of 40 samples): clearly gained")
     short = own_gain(replace(of, judged=False), ACCURACY)
-    assert short.endswith("; 10 of 40 samples): too short to judge")
+    assert short.endswith("; 10 better of 40 samples): too short to judge")
 
 
 def test_clients_that_hardly_took_part_are_not_judged() -> None:

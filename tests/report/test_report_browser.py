@@ -224,6 +224,33 @@ def test_views_change(opened: Opened) -> None:
     sync_api.expect(title).to_have_text("bytes sent so far, both directions")
 
 
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [(400, ["What each gained over local"]),
+     (1400, ["What each gained over local", "What each holds"])],
+)  # fmt: skip
+def test_a_narrow_screen_leaves_out_how_much_clients_hold(
+    browser: object, report: Path, width: int, titles: list[str]
+) -> None:
+    opened = Opened(browser, report, viewport={"width": width, "height": 900})
+    plot = opened.plot("gains")
+    found = plot.locator(".annotation-text")  # type: ignore[attr-defined]
+    sync_api.expect(found).to_have_text(titles)
+    halves = plot.locator(".bars .points")  # type: ignore[attr-defined]
+    sync_api.expect(halves).to_have_count(len(titles))
+    assert all(
+        box.bounding_box()["x"] + box.bounding_box()["width"] <= width for box in found.all()
+    )
+    opened.close()
+
+
+def test_what_is_read_first_is_in_sight_on_a_narrow_screen(browser: object, report: Path) -> None:
+    opened = Opened(browser, report, viewport={"width": 400, "height": 900})
+    lost = opened.page.locator("#results thead th", has_text="Clearly lost").bounding_box()
+    assert lost["x"] + lost["width"] <= 400
+    opened.close()
+
+
 def test_lines_are_labelled_where_they_end_and_ties_are_named(
     browser: object, tmp_path: Path
 ) -> None:

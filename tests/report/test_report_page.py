@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -21,10 +22,12 @@ from pgfed.report.figures.colours import STONE
 from pgfed.report.figures.ordering import by_likeness
 from pgfed.report.figures.specification import plain
 from pgfed.report.pages import page
+from pgfed.report.pages.facts import next_steps
 from pgfed.report.rendering import Format, read, render, write_page
 from pgfed.report.tables.clients import each, shown_of
 from pgfed.report.tables.results import control, results
 from pgfed.results.comparison import Group
+from pgfed.results.verdict import judge
 from report.folders import make_folder
 
 EVIL = '<img src=x onerror="alert(1)">'
@@ -107,7 +110,7 @@ def test_the_first_screen_says_it(html: str) -> None:
     start = text[:2600]
     assert "Federating helped: 5 of 12 clients clearly gained, none clearly lost" in start
     for heading in (
-        "Kept models",
+        "Accuracy of kept models, %",
         "Last 6 rounds",
         "Best on test",
         "Gain over local",
@@ -273,6 +276,35 @@ def test_what_next_follows_from_the_verdict(html: str, group: Group) -> None:
     shown = " ".join(" ".join(Tags(html).text).split())
     assert "What next" in shown
     assert f"pgfed evaluate {group.folders[0].path} --client NAME" in shown
+    n = group.clients.n_test
+    steps = next_steps(group, judge(group))
+    assert [step.partition(":")[0] for step in steps] == [
+        "To know whether one client gained",
+        "To know which method is best",
+        "Until then pgfed and fedavg-local can be defended equally; fedavg-local is the simplest "
+        "of them.",
+        "To take a client's model",
+    ]
+    assert f"more test samples there (now {n.min()} to {n.max()} each)" in steps[0]
+    assert "--seeds 0,1,2" in steps[1]
+
+
+def test_who_is_not_called_in_spite_of_an_own_interval_is_told_why(group: Group) -> None:
+    shown = shown_of(group)
+    assert shown is not None
+    assert "by luck" not in each(group).caption  # whose interval leaves out zero is called
+    found = np.flatnonzero(shown.gain.low > 0)
+    assert len(found) == 5
+    p = np.ones(len(group.clients))
+    p[found] = 0.04  # not enough among twelve
+    doubtful = Group(group.title, group.folders, group.methods)
+    key = shown.method.label, shown.baseline.label, True
+    doubtful._gains[key] = replace(shown.gain, p=p)
+    names = ", ".join(f"client {i}" for i in found)
+    assert (
+        f"Of {names} the own intervals leave out zero, and yet it cannot be told: among 12 clients "
+        "one can look like a winner or a loser by luck"
+    ) in each(doubtful).caption
 
 
 def test_alike_rows_become_neighbours() -> None:

@@ -69,7 +69,10 @@ def test_the_page_is_whole_without_figures(tmp_path: object) -> None:
     assert "script" not in [tag for tag, _ in tags.tags]
     shown = words(text)
     assert "north" in shown
-    assert "With pgfed, accuracy goes from 80.0 % alone to 90.0 %, on 80 test samples" in shown
+    assert (
+        "With pgfed, accuracy goes from 80.0 % without the others to 90.0 %, on 80 test samples"
+        in shown
+    )
     assert "The 95 % interval of the gain is +2.0 to +18.0." in shown
     assert "clearly gained +10.0 +2.0 to +18.0 80.0 90.0 0 200 80" in shown
 

@@ -204,9 +204,9 @@ def test_the_counts_behind_a_gain() -> None:
     b = of_outcomes([np.r_[ones(16), 0], np.r_[np.zeros(3), ones(17), ones(2), np.zeros(18)],
                      np.zeros(0), ones(1)])  # fmt: skip
     gain = right_or_wrong(a, b)
-    assert gain.behind(0, "image") == "1 of 17 images"
+    assert gain.behind(0, "image") == "1 better of 17 images"
     assert gain.behind(1) == "3 better, 2 worse of 40 samples"
-    assert gain.behind(3) == "0 of 1 sample"
+    assert gain.behind(3) == "none of 1 sample changed"
     assert gain.statements == ["cannot be told"] * 2 + [None, "cannot be told"]
     assert gain.per_client[0] == pytest.approx(1 / 17)
 
@@ -240,7 +240,7 @@ def test_what_sites_said_is_taken_over_and_adjusted() -> None:
     n = np.full(3, 40)
     found = gain_of({0: run}, {0: alone}, scores, n, Measure(ACCURACY))
     assert found.statements == ["clearly gained", "cannot be told", "cannot be told"]
-    assert found.behind(0) == "12 of 40 samples"
+    assert found.behind(0) == "12 better of 40 samples"
     assert (found.low[1], found.high[1]) == (-0.1, 0.2)
 
 

@@ -33,7 +33,10 @@ def test_federating_helped(folder: Path) -> None:
         "told."
     )
     text = said(found)
-    assert "Against its control fedavg-local (mu = 0), pgfed itself adds" in text
+    assert (
+        "Against its control fedavg-local, the same without what it claims, pgfed itself adds"
+        in text
+    )
     assert "no measurable difference" in text
     assert "cannot be told apart from it here" in text
 
@@ -131,6 +134,7 @@ def test_nobody_has_test_data(tmp_path: Path) -> None:
         (-0.03, -0.02, -0.01, "worse"),
         (0.001, 0.002, 0.003, "better, by less than half a point"),
         (-0.01, 0.02, 0.05, "no measurable difference"),
+        (0.0, 0.0, 0.0, "the same at every client"),
     ],
 )
 def test_what_an_interval_means(low: float, mean: float, high: float, expected: str) -> None:

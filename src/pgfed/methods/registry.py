@@ -21,11 +21,14 @@ class Entry(NamedTuple):
 
 # The order is the order of tables.
 METHODS = {
-    "local": Entry("local:Local", "every client trains alone; nothing travels"),
+    "local": Entry(
+        "local:Local",
+        "baseline: every client trains on its own data only, in the same rounds as the methods",
+    ),
     "fedavg": Entry("fedavg:FedAvg", "one model for all: the weighted mean of the clients' models"),
     "fedavg-local": Entry(
         "fedavg_local:FedAvgLocal",
-        "control: FedAvg scored after local training (PGFed with mu = 0)",
+        "control: FedAvg's common model, trained further by each client (PGFed with mu = 0)",
     ),
     "fedavg-ft": Entry(
         "fedavg_ft:FedAvgFT", "control: FedAvg fine-tuned on the client's own data to be scored"
@@ -94,7 +97,10 @@ ALONE = "alone"  # the one that a site would choose
 
 # What methods are held against; nobody federates with these.
 REFERENCES = {
-    ALONE: Entry("alone:Alone", "baseline: every client trains on its own data to the end"),
+    ALONE: Entry(
+        "alone:Alone",
+        "baseline: every client trains on its own data only, for as long as that helps it",
+    ),
     "pooled": Entry("pooled:Pooled", "bound: one model on all data together (simulation only)"),
     "pooled-ft": Entry(
         "pooled_ft:PooledFT", "bound: the same fine-tuned at each client (simulation only)"

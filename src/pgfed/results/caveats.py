@@ -269,6 +269,12 @@ def called(name: str) -> str:
     return f"client {name}" if name.isdecimal() else name
 
 
+def together(names: Iterable[str]) -> str:
+    """All of them, the last after "and"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def listed(names: Iterable[str]) -> str:
     """The first NAMED of them, and how many more there are."""
     each = list(names)

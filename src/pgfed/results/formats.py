@@ -163,6 +163,8 @@ def _digits(found: Comparison, metric: Metric) -> int:
 
 def meaning(found: Comparison, metric: Metric) -> str:
     """Whether the interval leaves out zero, and whether it matters."""
+    if found.same:
+        return "the same at every client"
     if not found.clear:
         return "no measurable difference"
     word = "better" if found.mean > 0 else "worse"

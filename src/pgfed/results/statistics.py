@@ -60,6 +60,11 @@ class Comparison:
         """Whether the interval leaves out zero."""
         return self.low > 0 or self.high < 0
 
+    @property
+    def same(self) -> bool:
+        """Whether no client scores differently under any seed."""
+        return not self.better and not self.worse and self.low == self.high == 0
+
 
 class Paired:
     """Methods on the same clients and seeds, to be compared in pairs (seeds x clients each).

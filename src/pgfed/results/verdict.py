@@ -22,6 +22,7 @@ from pgfed.results.caveats import (
     listed,
     majority,
     still_rising,
+    together,
     too_few_rounds,
     too_short,
 )
@@ -46,6 +47,7 @@ ABOUT = (
     "clients); training again may give others."
 )
 MOST = 3  # methods of which it is told what they add to their controls; the page has all
+TENTH = 30  # clients, from which on a tenth of them is more than a few
 NO_EVIDENCE = (
     "What the models gave for each sample is not known here, so nobody is counted: the sign of a "
     "difference is no evidence."
@@ -104,8 +106,8 @@ def judge(group: Group) -> Verdict:
     more = [*found.sentences, *_majority(group)]
     if found.comparable:
         trials = _trials(group, sound)
-        more += [*_ties(group, sound), *_bound(group, sound)]
-        more += [_adds(group, *trial) for trial in trials]
+        more += [*_ties(group), *_bound(group, sound)]
+        more += [_adds(group, *trial, first=not k) for k, trial in enumerate(trials)]
         if found.outcome == "helped":
             more += _common(group, trials)
     asked = [*found.caveats, *caveats(group)]
@@ -155,7 +157,7 @@ class _Standing:
         metric = self.group.metric
         alone, together = (score(m.mean(), metric) for m in (self.alone, self.method))
         return (
-            f"with {self.method.label}, {_named(metric)} goes from {alone} alone "
+            f"with {self.method.label}, {_named(metric)} goes from {alone} without the others "
             f"({self.alone.label}) to {together}: {difference(self.compared, metric)}"
             f"{points(metric)} on average over the clients ({between(self.compared, metric)})."
         )
@@ -290,10 +292,11 @@ def _who(of: _Standing) -> list[str]:
     worst = int(np.nanargmin(of.gain.per_client))
     if of.gain.per_client[worst] < 0 and not of.gain.lost:
         chance = ", which may be chance" if of.gain.known else ""
-        lines.append(
-            f"Worst off: {_told(of, worst)}{chance}; the worst-off tenth of the clients is at "
-            f"{gain(of.gain.worst_decile, group.metric)}."
-        )
+        tenth = ""
+        if of.gain.clients >= TENTH:
+            mean = f"{gain(of.gain.worst_decile, group.metric)}{points(group.metric)}"
+            tenth = f"; the tenth of the clients that gained least is at {mean} on average"
+        lines.append(f"Worst off: {_told(of, worst)}{chance}{tenth}.")
     return lines
 
 
@@ -343,17 +346,23 @@ def _bound(group: Group, ranked: list[Method]) -> list[str]:
     ]
 
 
-def _ties(group: Group, ranked: list[Method]) -> list[str]:
-    """Who cannot be told apart from the leader: a ranking without this is a rumour."""
-    leader, *others = ranked
-    tied = [
-        method.label
-        for method in others
-        if (found := group.compare(leader, method)) is not None and not found.clear
+def leaders(group: Group) -> list[Method]:
+    """The method that scores highest, and after it those that cannot be told apart from it."""
+    sound = [method for method in group.ranked if method.sound]
+    return [
+        method
+        for method in sound
+        if method is sound[0]
+        or ((found := group.compare(sound[0], method)) is not None and not found.clear)
     ]
+
+
+def _ties(group: Group) -> list[str]:
+    """A ranking without this is a rumour."""
+    leader, *tied = leaders(group)
     if not tied:
         return []
-    names = ", ".join(tied[:-1]) + (" and " if len(tied) > 1 else "") + tied[-1]
+    names = together(method.label for method in tied)
     return [f"{leader.label} leads, but {names} cannot be told apart from it here."]
 
 
@@ -377,7 +386,8 @@ def _trials(group: Group, ranked: list[Method]) -> list[tuple[Method, Method | N
     return [(m, control) for m, control in tried if control is None or control in ranked]
 
 
-def _adds(group: Group, method: Method, control: Method | None) -> str:
+def _adds(group: Group, method: Method, control: Method | None, *, first: bool) -> str:
+    """``first``: it also says what a control is."""
     without = settings(method.without)
     found = None if control is None else group.compare(method, control)
     if control is None or found is None:
@@ -386,8 +396,11 @@ def _adds(group: Group, method: Method, control: Method | None) -> str:
             f"The run lacks {name}, the control of {method.label} ({without}), so it cannot be "
             f"said what {method.label} itself contributes: add {name} to the methods."
         )
+    named = f"its control {control.label}{', the same without what it claims,' if first else ''}"
+    if found.same:
+        return f"{method.label} scores exactly as {named} at every client: here it adds nothing."
     return (
-        f"Against its control {control.label} ({without}), {method.label} itself adds "
+        f"Against {named if first else f'{named},'} {method.label} itself adds "
         f"{difference(found, group.metric)}{points(group.metric)} ({between(found, group.metric)}):"
         f" {meaning(found, group.metric)}."
     )
@@ -403,7 +416,9 @@ def _common(group: Group, trials: list[tuple[Method, Method | None]]) -> list[st
     if standing is None or standing.side <= 0 or any(f is None or f.clear for f in found):
         return []
     of, metric = standing.compared, group.metric
+    does = controls[0].about.summary.removeprefix("control: ").partition(" (")[0]
     return [
-        f"So what helped is what {controls[0].label} does, too: {difference(of, metric)}"
-        f"{points(metric)} over {standing.alone.label} ({between(of, metric)})."
+        f"So what helped is what {controls[0].label} does, too{f' ({does})' if does else ''}: "
+        f"{difference(of, metric)}{points(metric)} over {standing.alone.label} "
+        f"({between(of, metric)})."
     ]

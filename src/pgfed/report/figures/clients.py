@@ -57,14 +57,19 @@ def gains(group: Group, style: Style) -> Figure | None:
     }
     specs["all methods, sorted"] = _all_sorted(found, group, style)
     leader, gain = found[0]
-    caption = f"With {leader.label} over {group.over}, {' '.join(_said(gain, group.clients))}"
+    grey = not any(other.gained or other.lost for _, other in found)
+    said = " ".join(_said(gain, group.clients, grey))
+    caption = f"With {leader.label} over {group.over}, {said}"
     panel = Panel(f"Gain over {group.over} of every client", list(specs.values()), height=440)
     labels = [method.label for method, _ in found]
     return Figure("gains", "", caption, list(specs), [panel], legend=labels)
 
 
-def _said(gain: Gain, clients: Clients) -> list[str]:
-    """The caption's sentences, but the words that they begin with."""
+def _said(gain: Gain, clients: Clients, grey: bool) -> list[str]:
+    """The caption's sentences, but the words that they begin with.
+
+    ``grey``: whether no method has a bar in another colour.
+    """
     lines = "thin lines are 95 % intervals, each of one client by itself"
     drawn = gain.known and len(clients) <= NAMED
     if not gain.judged:
@@ -73,6 +78,8 @@ def _said(gain: Gain, clients: Clients) -> list[str]:
     said = [f"{counted(gain) or 'who gained is not known'}."]
     if gain.known:
         colours = "Blue clearly gained, orange clearly lost, grey cannot be told"
+        if grey:
+            said, colours = [], "all bars are grey: for no single client can it be told"
         said.append(f"{colours}; {lines}." if drawn else f"{colours}.")
     fit = stats.correlate(np.log(np.maximum(clients.n_train, 1)), gain.per_client)
     return [*said, _who(fit)]
@@ -143,7 +150,29 @@ def _bars(gain: Gain, group: Group) -> dict[str, Any]:
     layout["xaxis"] |= {"domain": [0, 0.72], "zeroline": True}
     layout["xaxis2"] = axis("samples") | {"domain": [0.78, 1], "nticks": 3, "tickangle": 0}
     layout["bargap"] = 0.25
-    return spec([gained, held], layout, height=90 + 22 * max(3, len(order)))
+    layout["margin"] |= {
+        "t": 34
+    }  # the titles; on hover plotly's buttons, which lie on no bar there
+    layout["annotations"] = [
+        _above(f"What each gained over {group.over}", "x"), _above("What each holds", "x2")
+    ]  # fmt: skip
+    height = 116 + 22 * max(3, len(order))
+    return spec([gained, held], layout, height=height, aside="x2")
+
+
+def _above(title: str, axis: str) -> dict[str, Any]:
+    """The title of a half of the figure."""
+    return {
+        "text": plain(title),
+        "font": {"weight": 600},
+        "showarrow": False,
+        "xref": f"{axis} domain",
+        "yref": "paper",
+        "x": 0,
+        "y": 1,
+        "xanchor": "left",
+        "yanchor": "bottom",
+    }
 
 
 def _gain_and_size(gain: Gain, group: Group) -> dict[str, Any]:
@@ -207,10 +236,10 @@ def _who(fit: Correlation) -> str:
     """Do small or large clients gain more?"""
     if math.isnan(fit.r) or fit.n < FEW:
         return ""
-    found = f"Correlation of gain with the logarithm of the client's size: {correlation(fit)}"
+    found = f"correlation of gain with the logarithm of the client's size {correlation(fit)}"
     if fit.p >= 0.05:
-        return f"{found}: size does not tell who gains."
-    return f"{found}: {'large' if fit.r > 0 else 'small'} clients gain more."
+        return f"Size does not tell who gains: {found}."
+    return f"{'Larger' if fit.r > 0 else 'Smaller'} clients tended to gain more: {found}."
 
 
 # -- data --------------------------------------------------------------------------------------

@@ -95,13 +95,15 @@ def spec(
     ends: bool = False,
     heat: str = "",
     height: int = 0,
+    aside: str = "",
 ) -> dict[str, Any]:
     """What a panel shows in a view.
 
     ``ends``: lines are labelled where they end. ``heat``: what lies behind a heat map's blanks
     ("held" by nobody, never "met"). ``height``: in pixels, where it is not the panel's own.
+    ``aside``: the x axis of a half that a narrow screen leaves out.
     """
-    more = {"ends": ends, "heat": heat, "height": height}
+    more = {"ends": ends, "heat": heat, "height": height, "aside": aside}
     return {"data": list(data), "layout": layout, **{k: v for k, v in more.items() if v}}
 
 

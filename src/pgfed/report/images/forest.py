@@ -68,6 +68,7 @@ def of_clients(group: Group, _: Style) -> Any:
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"{gain_axis(group.metric)} over {group.over}, with {shown.method.label}")
     told = "Blue clearly gained, orange clearly lost, grey cannot be told"
+    told = told if gain.gained or gain.lost or not gain.known else "For no client can it be told"
     told = told if gain.judged else "No verdict: nobody is said to have gained or lost"
     axes.set_title(f"{told}; 95 % intervals, pointwise", fontsize=7)
     return figure

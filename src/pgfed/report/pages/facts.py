@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from pgfed.results import statistics as stats
+from pgfed.results.caveats import together
 from pgfed.results.comparison import Group
 from pgfed.results.formats import NONE, axis, count, factor, size, travelling
 from pgfed.results.runs import RunData
-from pgfed.results.verdict import Verdict
+from pgfed.results.verdict import Verdict, leaders
 
 MAX_PICKED = 1_000  # clients about whom the page knows everything
 ENOUGH = 30  # rounds that a longer run is to have at least
+SEEDS = 3  # from which on others are not asked for
 CURVE_POINTS = 40  # of a single client's curve
 
 
@@ -66,7 +68,7 @@ def differing(group: Group) -> list[str]:
 
 
 def next_steps(group: Group, verdict: Verdict) -> list[str]:
-    """What a reader may do now, the likeliest first."""
+    """What a reader may do now: who asks of a client, of the methods, and what holds until then."""
     folder = shlex.quote(str(group.folders[0].path))
     seeds = {seed for method in group.methods for seed in method.runs}
     file = shlex.quote(str(group.folders[0].path / "experiment.toml"))
@@ -75,36 +77,56 @@ def next_steps(group: Group, verdict: Verdict) -> list[str]:
     if verdict.method is not None and not verdict.comparable:  # too short
         rounds = max(ENOUGH, 2 * group.folders[0].experiment.rounds)
         return [f"Run it for longer: `{again} --rounds {rounds}{_baselines(group, verdict)}`."]
-    if verdict.method is not None and verdict.outcome == "helped":
-        steps.append(
-            f"Take models home: `pgfed evaluate {folder} --client NAME` shows a client's model "
-            f"beside its own alone; its file lies under {verdict.method}/seed-{min(seeds)}/models/."
-        )
     if verdict.lost:
         steps.append(
-            f"The {count(verdict.lost, 'client')} that clearly lost should keep training alone, or "
-            "try another method."
+            f"The {count(verdict.lost, 'client')} that clearly lost should keep to "
+            f"{verdict.baseline}, or try another method."
         )
     if verdict.untold:
-        who = f"For {count(verdict.untold, 'client')} it cannot be told"
-        if not verdict.gained and not verdict.lost:
-            who = "For no single client can it be told"
         steps.append(
-            f"{who}: more test samples would tell; more rounds or seeds would not make these "
-            "models surer."
+            f"To know whether one client gained: more test samples there (now "
+            f"{_test_samples(group)}). Training again does not help with that."
         )
     if verdict.method is not None and verdict.baseline is None:
         asked = f"{again}{_baselines(group, verdict)}"
         steps.append(f"Give it something to be held against: `{asked}`.")
-    elif verdict.outcome in ("no-clear-difference", "cannot-be-told") and len(seeds) < 3:
-        steps.append(f"Repeat it with other seeds: `{again} --seeds 0,1,2`.")
-    elif verdict.outcome == "helped" and len(seeds) == 1 and len(group.methods) > 2:
+    elif verdict.outcome == "no-clear-difference" and len(seeds) < SEEDS:
         steps.append(
-            f"To tell methods apart, repeat it under other seeds: `{again} --seeds 0,1,2`."
+            f"To know whether federating helps on average: other seeds, `{again} --seeds 0,1,2`."
         )
+    elif verdict.outcome == "helped":
+        steps += _which(group, f"{again} --seeds 0,1,2" if len(seeds) < SEEDS else "")
     if verdict.outcome == "harmed":
-        steps.append("Train alone, or try other methods: `pgfed methods` lists them.")
+        steps.append(
+            f"Keep to {verdict.baseline}, or try other methods: `pgfed methods` lists them."
+        )
+    if verdict.method is not None and verdict.outcome == "helped":
+        steps.append(
+            f"To take a client's model: `pgfed evaluate {folder} --client NAME` shows it beside "
+            "the one it has without the others; its file lies under "
+            f"{verdict.method}/seed-{min(seeds)}/models/."
+        )
     return steps
+
+
+def _test_samples(group: Group) -> str:
+    """How many the clients have that have some."""
+    n = group.clients.n_test[group.clients.n_test > 0]
+    low, high = f"{n.min():,}", f"{n.max():,}"
+    return f"{low} each" if low == high else f"{low} to {high} each"
+
+
+def _which(group: Group, command: str) -> list[str]:
+    """Where several methods lead together: how to tell them apart, and what to take meanwhile."""
+    tied = [method for method in leaders(group) if method.about.role != "baseline"]
+    if len(tied) < 2:
+        return []
+    # Of those that send about the same, the first in the tables, where controls come first.
+    simplest = min(tied, key=lambda m: (float(f"{m.sent():.2g}"), group.methods.index(m)))
+    names = together(method.label for method in tied)
+    steps = [f"To know which method is best: other seeds, `{command}`."] if command else []
+    equal = f"can be defended equally; {simplest.label} is the simplest of them"
+    return [*steps, f"{'Until then ' if command else ''}{names} {equal}."]
 
 
 def _baselines(group: Group, verdict: Verdict) -> str:

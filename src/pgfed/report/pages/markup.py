@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import gzip
 import importlib.util
+import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -53,8 +54,8 @@ def shown(
 
 
 def unbroken(text: str) -> str:
-    """95 % stays together."""
-    return text.replace(" %", "\u00a0%")
+    """95 % stays together, an interval in its brackets, and the second end of another."""
+    return re.sub(r"(\[[^ \]]+,|\bto) (?=[+−])", "\\1\u00a0", text.replace(" %", "\u00a0%"))
 
 
 def code(text: str, markup: Any) -> Any:

@@ -20,7 +20,7 @@ from pgfed.report.tables.cells import (
     word,
 )
 from pgfed.results.caveats import SHORT
-from pgfed.results.formats import NONE, count, points, score, sentence
+from pgfed.results.formats import NONE, axis, count, points, score, sentence
 from pgfed.version import __version__
 
 SAID = {"gained": "clearly gained", "lost": "clearly lost", "no": "cannot be told"}
@@ -66,8 +66,8 @@ def headline(rows: Sequence[Row], metric: Metric) -> list[str]:
     alone, final = (score(_number(best, key), metric) for key in ("local", "final"))
     n_test = int(_number(best, "n_test") or 0)
     second = (
-        f"With {best['method']}, {metric.title} goes from {alone} alone to {final}, on "
-        f"{count(n_test, 'test sample')} of this site."
+        f"With {best['method']}, {metric.title} goes from {alone} without the others to {final}, "
+        f"on {count(n_test, 'test sample')} of this site."
     )
     low, high = _number(best, "gain_low"), _number(best, "gain_high")
     if low is None or high is None:
@@ -145,9 +145,9 @@ def table(rows: Sequence[Row], metric: Metric) -> Table:
         Column("gain", "Gain", "Over training alone",
                lambda r: gained(_float(r, "gain"), metric)),
         Column("interval", "95 % interval", "From this site's test samples", interval),
-        Column("alone", "Alone", f"{sentence(metric.title)} of the model trained alone",
+        Column("alone", "Without the others", f"{sentence(axis(metric))} of the site's own model",
                scored("local")),
-        Column("federated", "Federated", f"{sentence(metric.title)} of the personal model",
+        Column("federated", "Federated", f"{sentence(axis(metric))} of the personal model",
                scored("final")),
         Column("seed", "Seed", "", lambda r: integer(int(r["seed"]))),
         Column("n_train", "Training samples", "", lambda r: integer(int(r["n_train"]))),

@@ -20,8 +20,9 @@ from pgfed.report.tables.cells import (
     word,
 )
 from pgfed.results import statistics as stats
+from pgfed.results.caveats import called, listed
 from pgfed.results.comparison import Group, Method
-from pgfed.results.formats import NONE, bare, sentence
+from pgfed.results.formats import NONE, axis, bare, count, sentence
 from pgfed.results.gains.clients import Gain
 from pgfed.results.statistics import Floats
 from pgfed.results.summary import number
@@ -90,9 +91,25 @@ def each(group: Group) -> Table:
     return fill(
         "clients-table",
         f"With {shown.method.label}, against {shown.baseline.label}, by the kept models on each "
-        f"client's own test samples. {stated if shown.gain.judged else unstated}",
+        f"client's own test samples. {stated if shown.gain.judged else unstated}{_by_luck(shown)}",
         _each(shown),
         [(names[i], i) for i in range(min(n, MOST))],
+    )
+
+
+def _by_luck(shown: Shown) -> str:
+    """Why a client is not called, though its own interval leaves out zero; where there is one."""
+    gain, names = shown.gain, shown.group.clients.names
+    own = (gain.low > 0) | (gain.high < 0)
+    found = [i for i, said in enumerate(gain.statements) if said == "cannot be told" and own[i]]
+    if not found:
+        return ""
+    who = listed(called(names[i]) for i in found)
+    out = "own interval leaves" if len(found) == 1 else "own intervals leave"
+    return (
+        f" Of {who} the {out} out zero, and yet it cannot be told: among "
+        f"{count(gain.clients, 'client')} one can look like a winner or a loser by luck, so "
+        "stronger proof is asked than an own interval."
     )
 
 
@@ -117,14 +134,15 @@ def _each(shown: Shown) -> list[Column[int]]:
         Column("client", "Client", "", lambda i: Cell(clients.names[i])),
         Column("statement", "Gained?", "What the test samples say, all clients allowed for",
                lambda i: word(statements[i] or unsaid)),
-        Column("gain", "Gain", "Of the kept model over the one alone",
+        Column("gain", "Gain", f"Of {shown.method.label} over {shown.baseline.label}",
                lambda i: gained(float(gain.per_client[i]), metric)),
         Column("interval", "95 % interval", "Of this client by itself", interval),
-        Column("alone", "Alone", f"{sentence(metric.title)} with {shown.baseline.label}",
+        Column("alone", shown.baseline.label, f"{sentence(axis(metric))}, without the others",
                lambda i: seeds([float(alone[i])], metric)),
-        Column("federated", "Federated", f"{sentence(metric.title)} with {shown.method.label}",
+        Column("federated", shown.method.label, f"{sentence(axis(metric))}, federated",
                lambda i: seeds([float(own[i])], metric)),
-        Column("behind", "Test samples", "That only one of the two models got right, of how many",
+        Column("behind", "Test samples", f"That only {shown.method.label} (better) or only "
+               f"{shown.baseline.label} (worse) got right, of how many",
                lambda i: Cell(gain.behind(i, noun=""), float(gain.n_test[i]))),
         Column("n_train", "Training samples", "", lambda i: integer(int(clients.n_train[i]))),
         Column("rounds", "Rounds", "In which its training counted",

@@ -68,7 +68,9 @@ def results(group: Group) -> Table:
         + (", ± the standard deviation over seeds" if with_std else "")
         + (". Attackers are left out" if group.attacked else "")
         + ("" if group.metric.more_is_better else ". Less is better; a gain above zero is good")
-        + f". Gains are in {_counted(group.metric)}, with a paired 95 % interval.",
+        + f". Gains are in {_counted(group.metric)}, with a paired 95 % interval. "
+        "Sent are bytes in both directions, of all clients in one run"
+        + ("; in brackets, how many times FedAvg's." if yardstick else "."),
         _standing_columns(relative, group),
         [(method.label, standing(method)) for method in group.methods],
     )
@@ -88,6 +90,10 @@ def pace(group: Group) -> list[str]:
         f"Clients trained at {said} samples per second here, a note on the machine; pgfed bench "
         "compares speeds."
     ]
+
+
+def _unit(metric: Metric) -> str:
+    return ", %" if metric.unit == "share" else ""
 
 
 def _counted(metric: Metric) -> str:
@@ -111,7 +117,8 @@ def _standing_columns(relative: str, group: Group) -> list[Column[_Standing]]:
     return [
         Column("method", "Method", "A control is another method without what that one claims",
                lambda s: Cell(s.method.label, note=s.note)),
-        Column("kept", "Kept models", f"{sentence(metric.title)} of the models that are kept",
+        Column("kept", f"{sentence(metric.title)} of kept models{_unit(metric)}",
+               "Of the models that the clients take home",
                lambda s: score(s.method, "kept", metric), better=metric.sign),
         Column("gain", f"Gain over {group.over}",
                f"Mean over clients of what the kept models gain over {group.over}'s",

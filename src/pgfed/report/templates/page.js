@@ -57,6 +57,7 @@
     let data = spec.data.map((trace) => shown(trace, picked[index], shapes));
     const layout = { ...spec.layout, shapes };
     if (focus) data = focused(data, focus, layout);
+    if (spec.aside && plot.clientWidth < 560) data = halved(data, spec.aside, layout);
     if (spec.heat) layout.plot_bgcolor = "grey"; // a rectangle, to which the style sheet gives its colour
     if (spec.heat) plot.dataset.heat = spec.heat;
     else delete plot.dataset.heat;
@@ -81,6 +82,7 @@
       ...layout,
       font: { ...font, size },
       hoverlabel: hover,
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: hue("#646B76"), activecolor: hue("#646B76") },
       dragmode: coarse ? false : "zoom", // on a phone a finger scrolls the page
     }, { ...config, displayModeBar: narrow ? false : "hover" });
   }
@@ -106,6 +108,14 @@
       }
     }
     return result;
+  }
+
+  // On a narrow screen the main half alone.
+  function halved(data, aside, layout) {
+    delete layout[aside.replace("x", "xaxis")];
+    layout.xaxis = { ...layout.xaxis, domain: [0, 1] };
+    layout.annotations = layout.annotations.filter((title) => !title.xref.startsWith(aside));
+    return data.filter((trace) => trace.xaxis !== aside);
   }
 
   // Small multiples: one method in its colour, on top of all others in grey.
@@ -319,7 +329,7 @@
     scroll.tabIndex = 0;
     const table = make("table", undefined, scroll);
     const head = make("tr", undefined, make("thead", undefined, table));
-    for (const title of ["Method", "Last 10 rounds", "Best on test", `Gain over ${about.over}`]) {
+    for (const title of ["Method", "Kept model", "Best on test", `Gain over ${about.over}`]) {
       const cell = make("th", undefined, head);
       cell.scope = "col";
       make("span", title, cell);

@@ -107,16 +107,14 @@ class Gain:
         return int((~np.isnan(self.per_client)).sum())
 
     def behind(self, client: int, noun: str = "sample") -> str:
-        """What stands behind a client's gain, in words: "1 of 17 samples"."""
+        """What stands behind a client's gain, in words: "1 better of 17 samples"."""
         n = int(self.n_test[client])
         all_of_them = f"{n:,} {noun}{'s' * (n != 1)}" if noun else f"{n:,}"
         if self.better is None or self.worse is None or np.isnan(self.per_client[client]):
             return all_of_them
         better, worse = int(self.better[client]), int(self.worse[client])
-        of = f"of {all_of_them}"
-        if not worse or not better:
-            return f"{better or worse:,} {of}"
-        return f"{better:,} better, {worse:,} worse {of}"
+        said = [f"{n:,} {word}" for n, word in ((better, "better"), (worse, "worse")) if n]
+        return f"{', '.join(said)} of {all_of_them}" if said else f"none of {all_of_them} changed"
 
 
 def _statement(gain: float, p: float, adjusted: float) -> Statement | None:
