@@ -159,6 +159,19 @@ def test_how_a_run_stands_is_told_in_its_own_metric(tmp_path, capsys, metric, sa
     json.loads(json.dumps(told, allow_nan=False))
 
 
+def test_how_a_run_of_an_earlier_version_stands(tmp_path, capsys):
+    status = Status(tmp_path, ["north"])
+    status.write(state="finished", method="fedavg", seed=0, round=5, rounds=5)
+    old = json.loads((tmp_path / "status.json").read_text())
+    for told in (old, *old["sites"]):
+        told["accuracy"] = told.pop("score")
+    del old["metric"]
+    (tmp_path / "status.json").write_text(json.dumps(old))
+    told = {"run": read_status(tmp_path), "server": None, "folder": "f", "wrong": []}
+    standing.show(told)
+    assert "round 5 of 5, accuracy –" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_run_ends_in_its_summary_for_programs(tmp_path, capsys, monkeypatch):
     folder = small.make(tmp_path / "f")
     options = {"methods": ["local", "pgfed"], "seeds": [0], "clients": 3}

@@ -30,7 +30,7 @@ class Status:
             "seed": None,
             "round": 0,
             "rounds": 0,
-            "metric": {"name": metric.name, "title": metric.title, "unit": metric.unit},
+            "metric": _named(metric),
             "score": None,
             "error": None,
             "messages": [],
@@ -100,9 +100,15 @@ class Status:
             os.replace(temporary, self._path)
 
 
+def _named(metric: Metric) -> dict[str, str]:
+    return {"name": metric.name, "title": metric.title, "unit": metric.unit}
+
+
 def read(folder: Path) -> dict[str, Any] | None:
+    """An earlier version told of no metric: its scores are not shown."""
     try:
         content: dict[str, Any] = json.loads((folder / FILE).read_text())
     except FileNotFoundError:
         return None
-    return content
+    sites = [{"score": None, **site} for site in content["sites"]]
+    return {"metric": _named(ACCURACY), "score": None, **content, "sites": sites}
