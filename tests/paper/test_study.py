@@ -19,9 +19,9 @@ import small_runs
 from experiments.commands import contrary, pgfed
 from numerics.reference import Array, Net
 from numerics.setup import network
-from pgfed.config.experiment import from_dict
+from pgfed.config.experiment import from_dict, of_run
 from pgfed.data.federation import Federation
-from pgfed.engine.setup import load_federation
+from pgfed.engine.setup import load_federation, prepare
 from pgfed.errors import UserError
 from pgfed.methods.randomness import Rng
 from pgfed.methods.settings import TrainConfig
@@ -29,6 +29,7 @@ from pgfed.model.networks import make_task
 from pgfed.model.task import Task
 from pgfed.paper import explicit, new_clients
 from pgfed.report.images.explicit import kernel_density
+from pgfed.results.recording import record
 
 FEATURES, HIDDEN, CLASSES, CLIENTS = 4, 5, 3, 5
 NET = Net(FEATURES, HIDDEN, CLASSES)
@@ -228,6 +229,12 @@ def test_the_command_explicit(tmp_path: Path, capsys: Any) -> None:
     assert capsys.readouterr().out == ""
     pgfed("study", "explicit", "--from", out, *options, "--json")
     assert json.loads(capsys.readouterr().out) == content
+
+    # So can a run of fedavg-local, whose common model is FedAvg's.
+    experiment = replace(of_run(out), methods=["fedavg-local"])
+    record(prepare(experiment, tmp_path), tmp_path / "local", [])
+    pgfed("study", "explicit", "--from", tmp_path / "local", *options, "--quiet")
+    assert (tmp_path / "local" / "explicit.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,6 +46,7 @@ Out = Annotated[
         help="The run folder of what is trained; by default runs/NAME, runs/NAME-2 ...",
     ),
 ]
+FEDAVG = ("fedavg", "fedavg-local")  # both train FedAvg's common model, to the last bit
 Smoke = Annotated[bool, typer.Option("--smoke", help="Small built-in data and a few rounds.")]
 
 
@@ -94,7 +96,7 @@ def explicit(
     trusted = allowed(allow_module)
     start = _start(
         from_run, experiment, settings, smoke, out, data_root, quiet, trusted, _fedavg_only,
-        ["fedavg"],
+        FEDAVG,
     )  # fmt: skip
 
     from pgfed.engine.storage.durable import write_atomic
@@ -131,7 +133,7 @@ def _exactly(start: Start, clients: int | None, quiet: bool, **options: Any) -> 
     return study.study(
         start.task(),
         federation,
-        start.models["fedavg", seed],
+        next(model for (_, of), model in start.models.items() if of == seed),
         chosen,
         jobs=_jobs(setup, len(chosen)),
         done=done,
@@ -238,7 +240,7 @@ def _start(
     quiet: bool,
     trusted: Allowed,
     adapt: Any,
-    methods: list[str] | None = None,
+    one_of: Sequence[str] = (),
 ) -> Start:
     """Train what the study needs, or take it from a run folder."""
     from pgfed.config import experiment as experiments
@@ -250,7 +252,7 @@ def _start(
 
         from pgfed.paper.start import read
 
-        return read(from_run, root, methods, trusted)
+        return read(from_run, root, one_of, trusted)
     loaded = adapt(experiments.load(file, settings or [], smoke=smoke))
 
     from pgfed.paper.start import read, train
@@ -266,7 +268,7 @@ def _start(
         more = f", and the study takes it up with --from {folder}"
         raise interrupted(progress.where(), folder, more) from None
     own = allowing(name for _, name in experiments.own_names(loaded))
-    return read(folder, root, methods, own)  # what it names has just been run
+    return read(folder, root, one_of, own)  # what it names has just been run
 
 
 def _fedavg_only(experiment: Experiment) -> Experiment:

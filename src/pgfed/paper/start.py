@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,14 +44,13 @@ def train(experiment: Experiment, folder: Path, root: Path, progress: Progress) 
         record(setup, folder, [progress], warn=progress.warn)
 
 
-def read(
-    folder: Path, root: Path, methods: list[str] | None = None, allowed: Allowed = NONE
-) -> Start:
-    """The models of a run folder; ``methods``: of these only."""
+def read(folder: Path, root: Path, one_of: Sequence[str] = (), allowed: Allowed = NONE) -> Start:
+    """The models of a run folder; with ``one_of``, of the first of these that it has."""
     setup = _prepared(experiments.to_go_on(folder, allowed), root)
     task = _task(setup)
     models = {}
-    for method in setup.methods if methods is None else methods:
+    wanted = [name for name in one_of if name in setup.methods] or one_of
+    for method in wanted[:1] or setup.methods:
         for seed in setup.experiment.seeds:
             at = seed_folder(folder, method, seed) / layout.MODELS
             if not (at / NAME).is_file():
