@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pgfed.data.augment import augmentation
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.backends.process import Process
@@ -17,7 +18,8 @@ from pgfed.engine.rounds import Run
 from pgfed.methods.randomness import Rng
 from pgfed.methods.registry import REFERENCES, get
 from pgfed.methods.settings import TrainConfig
-from pgfed.methods.to_the_end import _folds
+from pgfed.methods.to_the_end import _folds, trained_to_the_end
+from pgfed.model.networks import make_task
 from pgfed.model.task import Task
 
 TRAIN = TrainConfig(epochs=1, batch_size=4, lr=0.05)
@@ -101,6 +103,34 @@ def test_alone_is_as_many_epochs_as_were_best_on_what_was_held_out() -> None:
     for i, theta in run.kept.items():  # type: ignore[attr-defined]
         expected = by_hand(run.task, data.train(i), i, 12, 3)
         assert torch.allclose(theta, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"weight_decay": 0.1, "clip": 0.5}, {"optimizer": "adamw"}, {"augment": "flip-crop"}],
+    ids=str,
+)
+@pytest.mark.parametrize("samples", [48, 52])  # folds of as many steps; of four and of five
+def test_folds_side_by_side_have_the_bits_of_one_after_the_other(
+    settings: dict[str, Any], samples: int
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(samples) % 3
+    x = torch.randint(90, (samples, 6, 6, 1), generator=draw) + 80 * y[:, None, None, None]
+    data = Shard(x.byte(), y)
+    train = TrainConfig(epochs=1, batch_size=10, lr=0.02, **settings)
+    found = []
+    for chain in (True, False):
+        task = make_task("mlp", (1, 6, 6), 3, seed=0)
+        task.augment = augmentation(train.augment)
+        if not chain:
+            task._chain = None
+        theta = trained_to_the_end(
+            task, task.initial(), data, Rng(SEED, 0, 1), train, most=12, patience=4
+        )
+        found.append(theta)
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], task.initial())
 
 
 @pytest.mark.parametrize("name", REFERENCES)

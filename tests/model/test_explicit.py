@@ -45,6 +45,29 @@ def test_the_bits_are_those_of_autograd(model: str, part: Stepped, n: int) -> No
     assert not torch.equal(found, before)
 
 
+@pytest.mark.parametrize("part", ["all", "base", "head"])
+@pytest.mark.parametrize("framed", [False, True])
+def test_several_models_at_once_have_the_bits_of_each_by_itself(
+    part: Stepped, framed: bool
+) -> None:
+    objective = Classes([*"abcdefghij"], weights=[1.0 + i / 3 for i in range(10)])
+    task = make_task("mlp", (1, 8, 8), 10, seed=3, objective=objective)
+    task.offset = torch.linspace(-1, 1, 10) if framed else None
+    draw = torch.Generator().manual_seed(1)
+    thetas = task.initial() + 0.1 * torch.randn(3, task.d, generator=draw)
+    x, y = batch(30, (1, 8, 8), 10)
+    found = torch.randn(3, task.d, generator=draw)
+    expected = found.clone()
+    losses = [
+        task.add_gradient(*each, part=part)
+        for each in zip(thetas, x.split(10), y.split(10), expected, strict=True)
+    ]
+    together = x.view(3, 10, 1, 8, 8), y.view(3, 10)
+    loss = task.add_gradient(thetas, *together, found, part=part)
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(loss, torch.stack(losses).mean())
+
+
 def test_it_follows_a_vector_that_changes_in_place_and_another_one() -> None:
     task = make_task("mlp", (6,), 3, seed=0)
     plain, (x, y) = by_autograd(task), batch(10, (6,), 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,12 +70,12 @@ class Descent:
         parts: Mapping[int, slice] | None = None,
         apart: bool = False,
     ) -> None:
-        self._parts = parts or {0: slice(0, len(vector))}
+        self._parts = parts or {0: slice(0, vector.shape[-1])}
         slices = list(self._parts.values())
         self.moved = slice(slices[0].start, slices[-1].stop)  # they lie side by side
         self._vector, self._train, self._key = vector, train, key
         self._v = _kept(kept, key, vector)
-        self._moving, self._speed = vector[self.moved], self._v[self.moved]
+        self._moving, self._speed = vector[..., self.moved], self._v[..., self.moved]
         self._adaptive = train.optimizer == "adamw"
         # The gradient is collected in the momentum buffer itself: one pass over memory less. Not
         # where something is done to it first.
@@ -101,7 +101,7 @@ class Descent:
                 self._speed.mul_(rho)
             self.g.zero_()
             if constant is not None:
-                self.g[self.moved] = constant
+                self.g[..., self.moved] = constant
         elif constant is None:
             self._speed.mul_(rho)
         else:  # both in one pass
@@ -111,9 +111,10 @@ class Descent:
         """Take the step."""
         train = self._train
         if self._apart:
-            own = self.g[self.moved]
+            own = self.g[..., self.moved]
             if train.clip:
-                own.mul_(train.clip / own.norm().clamp_(min=train.clip))
+                norm = own.norm(dim=-1, keepdim=True)
+                own.mul_(train.clip / norm.clamp_(min=train.clip))
             if not self._adaptive:
                 self._speed.add_(own)
         if train.weight_decay:
@@ -127,13 +128,13 @@ class Descent:
     def _adapt(self, number: int, part: slice) -> None:
         """AdamW's step of one part."""
         beta1 = self._train.momentum
-        g, mean, square = self.g[part], self._v[part], self._squares[part]
+        g, mean, square = self.g[..., part], self._v[..., part], self._squares[..., part]
         mean.lerp_(g, 1 - beta1)
         square.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
         self._steps[number] += 1
         t = int(self._steps[number])
         scale = square.sqrt().div_(math.sqrt(1 - BETA2**t)).add_(EPSILON)
-        self._vector[part].addcdiv_(mean, scale, value=-self._train.lr / (1 - beta1**t))
+        self._vector[..., part].addcdiv_(mean, scale, value=-self._train.lr / (1 - beta1**t))
 
 
 def _kept(kept: Kept, key: str, like: Tensor) -> Tensor:
@@ -163,7 +164,7 @@ class Step:
         base, head = task.layout.base, task.layout.head
         parts = {"all": {0: base, 1: head}, "base": {0: base}, "head": {1: head}}[part]
         self.theta = theta.clone()
-        self._vector = self.theta[: task.d]
+        self._vector = self.theta[..., : task.d]
         # ``extra`` may write to a part that rests.
         apart = terms.extra is not None and part != "all"
         self._descent = Descent(self._vector, train, kept, key, parts=parts, apart=apart)
@@ -196,7 +197,7 @@ class Step:
 def sgd(
     task: Task,
     theta: Tensor,
-    data: Shard,
+    data: Shard | Sequence[Shard],
     rng: Rng,
     train: TrainConfig,
     kept: Kept | None = None,
@@ -210,7 +211,8 @@ def sgd(
 
     By default SGD with momentum, and ``{key: momentum buffer}``. ``kept`` is where the buffer of
     the last participation is found (none: it starts at zero);
-    ``purpose`` names the random stream that orders the samples. See `Terms` and `Step`.
+    ``purpose`` names the random stream that orders the samples. See `Terms` and `Step`. Where a
+    task's gradient is written out, ``theta`` may be a stack of models, each with its own data.
     """
     step = Step(task, theta, train, kept or {}, terms=terms, part=part, key=key)
     for x, y in task.batches(data, train.batch_size, rng, epochs=train.epochs, purpose=purpose):

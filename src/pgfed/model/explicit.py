@@ -29,7 +29,11 @@ def chain_of(module: nn.Module, entries: Sequence[Entry]) -> Chain | None:
 
 
 class Chain:
-    """Its entries are (weight, bias) of each layer, the last of which is the head."""
+    """Its entries are (weight, bias) of each layer, the last of which is the head.
+
+    A vector may also be a stack of several models' (models x d), then inputs and targets have their
+    models in front, too: small models cost calls, and a call for all costs little more than one.
+    """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = entries
@@ -63,7 +67,8 @@ class Chain:
         weights: Tensor | None = None,
         features: bool = False,
     ) -> Tensor:
-        """Add the gradient of the batch's mean cross-entropy to ``out``; return the loss.
+        """Add the gradient of the batch's mean cross-entropy to ``out``; return the loss, of
+        several models their mean.
 
         ``offset`` is added to the outputs; ``weights`` multiply the losses of their classes'
         samples; with ``features`` the inputs are those of the head.
@@ -71,46 +76,54 @@ class Chain:
         layers = self._at(theta)
         if out is not self._out:
             self._out, self._gradients = out, self._pairs(out)
+        one = theta.dim() == 1
+        linear, product = (torch.addmm, torch.mm) if one else (torch.baddbmm, torch.bmm)
         last = len(layers) - 1
-        inputs = [x] if features else [x.flatten(1)]
+        inputs = [x] if features else [x.flatten(theta.dim())]
         for weight, bias in [] if features else layers[:-1]:
-            inputs.append(torch.addmm(bias, inputs[-1], weight).relu_())
+            inputs.append(linear(bias, inputs[-1], weight).relu_())
         weight, bias = layers[last]
-        outputs = torch.addmm(bias, inputs[-1], weight)
-        logs = torch.log_softmax(outputs if offset is None else outputs + offset, 1)
-        g = self._slope(logs, weights).index_select(0, y)  # the derivative by the logarithms
-        g = torch._log_softmax_backward_data(g, logs, 1, logs.dtype)
-        if part != "base":
-            self._add(last, g, inputs[-1])
-        if part != "head":
-            for i in range(last - 1, -1, -1):
-                g = _relu_backward(g.mm(layers[i + 1][0].t()), inputs[i + 1], 0)
-                self._add(i, g, inputs[i])
+        outputs = linear(bias, inputs[-1], weight)
+        logs = torch.log_softmax(outputs if offset is None else outputs + offset, -1)
+        targets = y if one else y.flatten()
+        g = self._slope(logs, weights).index_select(0, targets)  # the derivative by the logarithms
+        g = torch._log_softmax_backward_data(g.view_as(logs), logs, -1, logs.dtype)
+        for i in range(last, -1, -1):
+            z = inputs.pop()
+            if part == "all" or (part == "head") == (i == last):
+                to_weight, to_bias = self._gradients[i]
+                to_weight.add_(product(g.mT, z))
+                to_bias.add_(g.sum(-2))
+            if part == "head" or not i:
+                break
+            g = _relu_backward(product(g, layers[i][0].mT), z, 0)
+        if not one:
+            logs = logs.flatten(0, 1)
         if weights is None:
-            return F.nll_loss(logs, y)
-        return F.nll_loss(logs, y, weights, reduction="none").mean()
-
-    def _add(self, layer: int, g: Tensor, inputs: Tensor) -> None:
-        to_weight, to_bias = self._gradients[layer]
-        to_weight.add_(g.t().mm(inputs))
-        to_bias.add_(g.sum(0))
+            return F.nll_loss(logs, targets)
+        return F.nll_loss(logs, targets, weights, reduction="none").mean()
 
     def _at(self, theta: Tensor) -> list[tuple[Tensor, Tensor]]:
         if theta is not self._theta:
+            several = theta.dim() > 1
             self._theta = theta
-            self._layers = [(weight.t(), bias) for weight, bias in self._pairs(theta)]
+            self._layers = [
+                (weight.mT, bias[:, None] if several else bias)
+                for weight, bias in self._pairs(theta)
+            ]
         return self._layers
 
     def _slope(self, logs: Tensor, weights: Tensor | None) -> Tensor:
         """A row for each class: the loss's derivative by the logarithms of a sample of it."""
         size, known, slope = self._slopes
-        if logs.shape[0] != size or weights is not known:
-            size, classes = logs.shape
+        if logs.shape[-2] != size or weights is not known:
+            size, classes = logs.shape[-2:]
             slope = torch.full((classes,), -1.0 / size)
             slope = torch.diag(slope if weights is None else slope * weights)
             self._slopes = (size, weights, slope)
         return slope
 
     def _pairs(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
-        views = [e.view(flat) for e in self._entries]
+        models = flat.shape[:-1]
+        views = [flat[..., e.start : e.stop].view(*models, *e.shape) for e in self._entries]
         return list(zip(views[::2], views[1::2], strict=True))

@@ -157,12 +157,22 @@ class Task(FlatModule):
     # -- samples -------------------------------------------------------------------------------
 
     def batches(
-        self, data: Shard, batch_size: int, rng: Streams, *, epochs: int = 1, purpose: str = "train"
+        self,
+        data: Shard | Sequence[Shard],
+        batch_size: int,
+        rng: Streams,
+        *,
+        epochs: int = 1,
+        purpose: str = "train",
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Mini-batches of ``epochs`` passes: a fresh order each, an incomplete last one dropped.
 
-        They are for steps: samples come as `augment` leaves them.
+        They are for steps: samples come as `augment` leaves them. Of several data, without
+        `augment`, the first batches come together, one above the other, and so on.
         """
+        if not isinstance(data, Shard):
+            yield from self._together(data, batch_size, rng, epochs, purpose)
+            return
         change, draw = self.augment, None
         if change is not None:
             key = rng.generator(f"augment {purpose}")
@@ -173,6 +183,20 @@ class Task(FlatModule):
                 several = data.batch(index)
                 for x, y in zip(*(torch.split(part, size) for part in several), strict=True):
                     yield (x, y) if change is None or draw is None else change(x, y, draw)
+
+    def _together(
+        self, data: Sequence[Shard], batch_size: int, rng: Streams, epochs: int, purpose: str
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        assert self.augment is None, "each draws its own changes"
+        size, _ = _sizes(data[0], batch_size)
+        for epoch in range(epochs):
+            orders = {n: rng.permutation(n, purpose, epoch) for n in set(map(len, data))}
+            several = []
+            for part in data:
+                order = orders[len(part)].to(part.y.device)
+                several.append(part.batch(order[: len(part) - len(part) % size]))
+            whole = (torch.stack(parts) for parts in zip(*several, strict=True))
+            yield from zip(*(torch.split(parts, size, 1) for parts in whole), strict=True)
 
     def portions(
         self, data: Shard, size: int, parts: int, rng: Streams, *, epochs: int = 1
@@ -243,7 +267,8 @@ class Task(FlatModule):
         """Add the gradient of the batch's mean loss at ``theta`` to ``out``; return the loss.
 
         ``out`` is any vector of at least ``d`` entries; only those of ``part`` are touched. Passing
-        the momentum buffer, already scaled, makes the momentum step one pass shorter.
+        the momentum buffer, already scaled, makes the momentum step one pass shorter. Where the
+        gradient is `written_out`, all of them may be stacks, of several models at once.
         """
         if beside is None and self._explicit is not None:
             weights = self.objective.class_weights

@@ -93,14 +93,21 @@ class PrivateTask(Task):
     # -- A ---------------------------------------------------------------------------------------
 
     def batches(
-        self, data: Shard, batch_size: int, rng: Streams, *, epochs: int = 1, purpose: str = "train"
+        self,
+        data: Shard | Sequence[Shard],
+        batch_size: int,
+        rng: Streams,
+        *,
+        epochs: int = 1,
+        purpose: str = "train",
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Tickets in the batches' place: as many as the declared size makes."""
-        size = len(data)
+        own = _own(data)
+        size = len(own)
         batch = min(batch_size or size, size)
         for epoch in range(epochs):
             for place in range(math.ceil(size / batch)):
-                ticket = Ticket(_own(data), batch / size, batch, purpose, epoch, place, rng)
+                ticket = Ticket(own, batch / size, batch, purpose, epoch, place, rng)
                 yield cast(Tensor, ticket), cast(Tensor, ticket)
 
     def head_batches(
@@ -339,7 +346,7 @@ def clipped(vectors: Tensor) -> Tensor:
     return torch.where(sound, bounded, 0.0)
 
 
-def _own(data: Shard) -> PrivateShard:
+def _own(data: Shard | Sequence[Shard]) -> PrivateShard:
     if not isinstance(data, PrivateShard):
         raise SamplesAsked("samples of a method's own are not those that privacy protects")
     return data
@@ -352,9 +359,16 @@ class HomeTask(Task):
         self.__dict__.update(plain.__dict__)
 
     def batches(
-        self, data: Shard, batch_size: int, rng: Streams, *, epochs: int = 1, purpose: str = "train"
+        self,
+        data: Shard | Sequence[Shard],
+        batch_size: int,
+        rng: Streams,
+        *,
+        epochs: int = 1,
+        purpose: str = "train",
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        return super().batches(_bare(data), batch_size, rng, epochs=epochs, purpose=purpose)
+        bare = _bare(data) if isinstance(data, Shard) else [_bare(part) for part in data]
+        return super().batches(bare, batch_size, rng, epochs=epochs, purpose=purpose)
 
     def head_batches(
         self,
