@@ -211,11 +211,16 @@ def sgd(
 
     By default SGD with momentum, and ``{key: momentum buffer}``. ``kept`` is where the buffer of
     the last participation is found (none: it starts at zero);
-    ``purpose`` names the random stream that orders the samples. See `Terms` and `Step`. Where a
-    task's gradient is written out, ``theta`` may be a stack of models, each with its own data.
+    ``purpose`` names the random stream that orders the samples. See `Terms` and `Step`. For
+    data that are `Task.alike`, ``theta`` is a stack of models, one for each.
     """
     step = Step(task, theta, train, kept or {}, terms=terms, part=part, key=key)
-    for x, y in task.batches(data, train.batch_size, rng, epochs=train.epochs, purpose=purpose):
+    size, epochs = train.batch_size, train.epochs
+    if isinstance(data, Shard):
+        batches = task.batches(data, size, rng, epochs=epochs, purpose=purpose)
+    else:
+        batches = task.together(data, size, rng, epochs=epochs, purpose=purpose)
+    for x, y in batches:
         task.add_gradient(step.theta, x, y, step.collect(), part=part, beside=terms.beside)
         step.take()
     return step.theta, step.kept

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -81,7 +80,7 @@ def _best(
 ) -> int:
     """The number of epochs after which the models are best on what they were not trained on."""
     once = replace(train, epochs=1)
-    groups = _side_by_side(task, [rest for rest, _ in pairs], train.batch_size)
+    groups = task.alike([rest for rest, _ in pairs], train.batch_size)
     models: list[tuple[Tensor, dict[str, Tensor]]] = [
         (theta.repeat(len(group), 1) if len(group) > 1 else theta, {}) for group in groups
     ]
@@ -109,19 +108,6 @@ def _best(
         if epoch - best >= patience:
             break
     return best
-
-
-def _side_by_side(task: Task, data: Sequence[Shard], batch_size: int) -> list[list[Shard]]:
-    """Neighbours that make as many steps with batches as large, where several models can be
-    trained at once; a small one takes hardly less time by itself than five of them together."""
-
-    def steps(part: Shard) -> tuple[int, int]:
-        size = min(batch_size or len(part), len(part))
-        return size, len(part) // size
-
-    if not task.written_out or task.augment is not None:
-        return [[part] for part in data]
-    return [list(group) for _, group in groupby(data, key=steps)]
 
 
 def _standing(task: Task, found: Scores) -> tuple[float, float]:

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol, Self
 
 import numpy as np
@@ -157,22 +158,12 @@ class Task(FlatModule):
     # -- samples -------------------------------------------------------------------------------
 
     def batches(
-        self,
-        data: Shard | Sequence[Shard],
-        batch_size: int,
-        rng: Streams,
-        *,
-        epochs: int = 1,
-        purpose: str = "train",
+        self, data: Shard, batch_size: int, rng: Streams, *, epochs: int = 1, purpose: str = "train"
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Mini-batches of ``epochs`` passes: a fresh order each, an incomplete last one dropped.
 
-        They are for steps: samples come as `augment` leaves them. Of several data, without
-        `augment`, the first batches come together, one above the other, and so on.
+        They are for steps: samples come as `augment` leaves them.
         """
-        if not isinstance(data, Shard):
-            yield from self._together(data, batch_size, rng, epochs, purpose)
-            return
         change, draw = self.augment, None
         if change is not None:
             key = rng.generator(f"augment {purpose}")
@@ -184,19 +175,29 @@ class Task(FlatModule):
                 for x, y in zip(*(torch.split(part, size) for part in several), strict=True):
                     yield (x, y) if change is None or draw is None else change(x, y, draw)
 
-    def _together(
-        self, data: Sequence[Shard], batch_size: int, rng: Streams, epochs: int, purpose: str
+    def alike(self, data: Sequence[Shard], batch_size: int) -> list[list[Shard]]:
+        """Neighbours that can be trained on side by side, a model each: where gradients are
+        `written_out`, those with as many batches as large."""
+
+        def steps(part: Shard) -> tuple[int, int]:
+            size, _ = _sizes(part, batch_size)
+            return size, len(part) // size
+
+        if not self.written_out or self.augment is not None:  # which draws for each by itself
+            return [[part] for part in data]
+        return [list(group) for _, group in groupby(data, key=steps)]
+
+    def together(
+        self, data: Sequence[Shard], batch_size: int, rng: Streams, *, epochs: int, purpose: str
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        assert self.augment is None, "each draws its own changes"
+        """The `batches` of data that are `alike`, those of equal number one above the other."""
         size, _ = _sizes(data[0], batch_size)
-        for epoch in range(epochs):
-            orders = {n: rng.permutation(n, purpose, epoch) for n in set(map(len, data))}
-            several = []
-            for part in data:
-                order = orders[len(part)].to(part.y.device)
-                several.append(part.batch(order[: len(part) - len(part) % size]))
-            whole = (torch.stack(parts) for parts in zip(*several, strict=True))
-            yield from zip(*(torch.split(parts, size, 1) for parts in whole), strict=True)
+        for orders in zip(
+            *(_orders(part, size, rng, epochs, purpose) for part in data), strict=True
+        ):
+            several = [part.batch(order) for part, order in zip(data, orders, strict=True)]
+            xs, ys = (torch.stack(parts) for parts in zip(*several, strict=True))
+            yield from zip(torch.split(xs, size, 1), torch.split(ys, size, 1), strict=True)
 
     def portions(
         self, data: Shard, size: int, parts: int, rng: Streams, *, epochs: int = 1

@@ -93,21 +93,14 @@ class PrivateTask(Task):
     # -- A ---------------------------------------------------------------------------------------
 
     def batches(
-        self,
-        data: Shard | Sequence[Shard],
-        batch_size: int,
-        rng: Streams,
-        *,
-        epochs: int = 1,
-        purpose: str = "train",
+        self, data: Shard, batch_size: int, rng: Streams, *, epochs: int = 1, purpose: str = "train"
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Tickets in the batches' place: as many as the declared size makes."""
-        own = _own(data)
-        size = len(own)
+        size = len(data)
         batch = min(batch_size or size, size)
         for epoch in range(epochs):
             for place in range(math.ceil(size / batch)):
-                ticket = Ticket(own, batch / size, batch, purpose, epoch, place, rng)
+                ticket = Ticket(_own(data), batch / size, batch, purpose, epoch, place, rng)
                 yield cast(Tensor, ticket), cast(Tensor, ticket)
 
     def head_batches(
@@ -320,6 +313,11 @@ class PrivateTask(Task):
     def forward(self, theta: Tensor, x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         self._refuse("forward")
 
+    def together(
+        self, data: Sequence[Shard], batch_size: int, rng: Streams, *, epochs: int, purpose: str
+    ) -> NoReturn:
+        self._refuse("together")
+
     def _refuse(self, call: str) -> NoReturn:
         raise SamplesAsked(f"{self._who} asks for task.{call}, which privacy does not give")
 
@@ -346,7 +344,7 @@ def clipped(vectors: Tensor) -> Tensor:
     return torch.where(sound, bounded, 0.0)
 
 
-def _own(data: Shard | Sequence[Shard]) -> PrivateShard:
+def _own(data: Shard) -> PrivateShard:
     if not isinstance(data, PrivateShard):
         raise SamplesAsked("samples of a method's own are not those that privacy protects")
     return data
@@ -359,16 +357,9 @@ class HomeTask(Task):
         self.__dict__.update(plain.__dict__)
 
     def batches(
-        self,
-        data: Shard | Sequence[Shard],
-        batch_size: int,
-        rng: Streams,
-        *,
-        epochs: int = 1,
-        purpose: str = "train",
+        self, data: Shard, batch_size: int, rng: Streams, *, epochs: int = 1, purpose: str = "train"
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        bare = _bare(data) if isinstance(data, Shard) else [_bare(part) for part in data]
-        return super().batches(bare, batch_size, rng, epochs=epochs, purpose=purpose)
+        return super().batches(_bare(data), batch_size, rng, epochs=epochs, purpose=purpose)
 
     def head_batches(
         self,
