@@ -107,6 +107,27 @@ def test_what_stands_in_train_and_test_is_said(caplog: pytest.LogCaptureFixture)
     assert "1 group(s) stand in train and test, as '7'" in caplog.text
 
 
+@pytest.mark.parametrize("kind", ["signs", "pixels", "tokens", "few"])
+def test_samples_that_stand_twice_are_counted_as_by_comparing_all(
+    kind: str, caplog: pytest.LogCaptureFixture
+):
+    rng = np.random.default_rng(3)
+    x = {
+        "signs": rng.choice([-1.0, 1.0], (4000, 12)).astype(np.float32),
+        "pixels": rng.integers(0, 2, (4000, 1, 3, 5)).astype(np.uint8),
+        "tokens": rng.integers(0, 4, (4000, 6)),
+        "few": rng.integers(0, 30, (4000, 1)).astype(np.float32),
+    }[kind]
+    y = rng.integers(0, 5, 4000)
+    test = rng.random(4000) < 0.3
+    rows = [(a.tobytes(), int(b)) for a, b in zip(x, y, strict=True)]
+    known = {row for row, tested in zip(rows, test, strict=True) if not tested}
+    again = sum(row in known for row, tested in zip(rows, test, strict=True) if tested)
+    Federation.from_arrays(x, y, client=np.arange(4000) % 7, split=test)
+    assert 0 < again < test.sum() or kind == "few"
+    assert f"{again} of {test.sum()} test samples stand in the training data" in caplog.text
+
+
 def test_removing_a_site_leaves_the_others_as_they_were():
     x, y = blobs(120)
     site = np.repeat(["north", "east", "south", "west"], 30)

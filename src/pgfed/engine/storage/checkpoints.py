@@ -50,6 +50,7 @@ class Checkpoints:
         self.every = every
         self._warn = warn
         self._writing: Future[None] | None = None
+        self._named: dict[str, set[str]] = {}  # by its manifest, the files of a checkpoint
 
     @property
     def clients(self) -> Path:
@@ -102,15 +103,16 @@ class Checkpoints:
         entries: dict[int, Entry],
     ) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for entry in entries.values():
-            store.write(entry)
+        store.write(entries.values())
         data = state_to_bytes(cut)
-        write_atomic(self.folder / f"server-{round:06d}.safetensors", data)
+        write_atomic(self.folder / _server(round), data)
         listed = [[e.client, e.round, e.sha256] for e in entries.values()]
         body = {"format": FORMAT, "round": round, "server": sha256(data), "clients": listed, **meta}
         text = json.dumps(body)
         # The checksum of a JSON text stands in its last line.
-        write_atomic(self.folder / f"round-{round:06d}.json", f"{text}\n{sha256(text.encode())}\n")
+        manifest = self.folder / f"round-{round:06d}.json"
+        write_atomic(manifest, f"{text}\n{sha256(text.encode())}\n")
+        self._named[manifest.name] = {_server(round), *(e.file for e in entries.values())}
         self._tidy(store)
 
     def _tidy(self, store: ClientStore) -> None:
@@ -118,21 +120,26 @@ class Checkpoints:
         manifests = sorted(self.folder.glob("round-*.json"))
         for old in manifests[: -self._kept]:
             old.unlink(missing_ok=True)
-        kept, files = set(), set()
-        for path in manifests[-self._kept :]:
-            try:
-                body = _read_manifest(path)
-            except DamagedFile:
-                continue
-            kept.add(f"server-{body['round']:06d}.safetensors")
-            files |= {Entry(c, r, None).file for c, r, _ in body["clients"]}
+        self._named = {path.name: self._files(path) for path in manifests[-self._kept :]}
+        files = set().union(*self._named.values())
         for path in self.folder.glob("server-*.safetensors"):
-            if path.name not in kept:
+            if path.name not in files:
                 path.unlink(missing_ok=True)
         if self.clients.is_dir():
             # A newer state may already be on disk, moved out of memory: it stays.
-            files |= {e.file for e in store.entries().values()}
-            store.remove_files(files)
+            store.remove_files(files.union(e.file for e in store.entries().values()))
+
+    def _files(self, manifest: Path) -> set[str]:
+        """The names of a checkpoint's files; of a damaged one none."""
+        named = self._named.get(manifest.name)
+        if named is not None:
+            return named
+        try:
+            body = _read_manifest(manifest)
+        except DamagedFile:
+            return set()
+        states = (Entry(client, round, None).file for client, round, _ in body["clients"])
+        return {_server(body["round"]), *states}
 
     def restore(self, run: Run, history: list[dict[str, Any]]) -> bool:
         """Put the run back to the last whole checkpoint; False if there is none.
@@ -144,8 +151,7 @@ class Checkpoints:
                 body = _read_manifest(path)
                 if body["round"] > len(history):
                     raise DamagedFile(f"the history ends with round {len(history)}")
-                name = f"server-{body['round']:06d}.safetensors"
-                cut = read_state(self.folder / name, body["server"])
+                cut = read_state(self.folder / _server(body["round"]), body["server"])
                 entries = [Entry(c, r, None, digest) for c, r, digest in body["clients"]]
                 for entry in entries:
                     read_state(self.clients / entry.file, entry.sha256 or "")
@@ -159,6 +165,10 @@ class Checkpoints:
             run.history = history[: run.round]
             return True
         return False
+
+
+def _server(round: int) -> str:
+    return f"server-{round:06d}.safetensors"
 
 
 def rounds_kept(folder: Path) -> list[int]:

@@ -10,7 +10,7 @@ import os
 import secrets
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -33,7 +33,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """The same for what is written piece by piece; after an error the old file is there."""
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(6)}.tmp")
+    temporary = _beside(path)
     try:
         with temporary.open("xb") as file:
             yield file
@@ -41,15 +41,43 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        _drop([temporary])
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames and removals in the folder outlast a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
+def write_several(files: Iterable[tuple[Path, bytes]]) -> None:
+    """As `write_atomic`, one after the other; but a disk takes them together in far less time."""
+    begun: dict[Path, Path] = {}
+    try:
+        for path, data in files:
+            begun[path] = _beside(path)
+            begun[path].write_bytes(data)
+        for temporary in begun.values():
+            sync(temporary)
+        for path, temporary in begun.items():
+            temporary.replace(path)
+    except BaseException:
+        _drop(begun.values())
+        raise
+    for folder in {path.parent for path in begun}:
+        sync(folder)
+
+
+def _beside(path: Path) -> Path:
+    """A name that nobody else takes, for what is to become this file."""
+    return path.with_name(f".{path.name}-{secrets.token_hex(6)}.tmp")
+
+
+def _drop(files: Iterable[Path]) -> None:
+    for file in files:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or the renames and removals in a folder, outlast a power cut."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -6,16 +6,17 @@ refer to the same files, so that a state is written once for both purposes.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from pgfed.engine.storage.durable import read_state, sha256, state_to_bytes, write_atomic
+from pgfed.engine.storage.durable import read_state, sha256, state_to_bytes, write_several
 from pgfed.methods.values import State
 
 MEMORY = 2 << 30  # bytes of states kept in memory by default
@@ -77,7 +78,7 @@ class ClientStore:
         while self._total > self._memory and len(self._held) > 1:
             oldest, size = self._held.popitem(last=False)
             self._total -= size
-            self.write(self._entries[oldest])
+            self.write([self._entries[oldest]])
             self._entries[oldest].state = None
 
     @property
@@ -86,14 +87,22 @@ class ClientStore:
             self._folder = Path(tempfile.mkdtemp(prefix="pgfed-states-"))
         return self._folder
 
-    def write(self, entry: Entry) -> None:
-        """Make sure that this state is on disk. Writing it twice at once does no harm."""
-        state = entry.state
-        if entry.sha256 is None and state is not None:
-            data = state_to_bytes(state)
+    def write(self, entries: Iterable[Entry]) -> None:
+        """Make sure that these states are on disk. Writing one twice at once does no harm."""
+        new = [(e, e.state) for e in entries if e.sha256 is None and e.state is not None]
+        digests: list[str] = []
+
+        def files() -> Iterator[tuple[Path, bytes]]:
+            for entry, state in new:
+                data = state_to_bytes(state)
+                digests.append(sha256(data))
+                yield self.folder / entry.file, data
+
+        if new:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(self.folder / entry.file, data)
-            entry.sha256 = sha256(data)
+            write_several(files())
+        for (entry, _), digest in zip(new, digests, strict=True):
+            entry.sha256 = digest
 
     def entries(self) -> dict[int, Entry]:
         """The present states, as they are now: later rounds put new entries in their place."""
@@ -108,9 +117,9 @@ class ClientStore:
     def remove_files(self, keep: Iterable[str]) -> None:
         """Remove the files that nothing refers to any more."""
         wanted = set(keep)
-        for path in self.folder.glob("*.safetensors"):
-            if path.name not in wanted:
-                path.unlink(missing_ok=True)
+        for name in os.listdir(self.folder):
+            if name.endswith(".safetensors") and name not in wanted:
+                (self.folder / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         if self._temporary and self._folder is not None:

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pgfed.engine.storage.durable import sync_folder, write_atomic
+from pgfed.engine.storage.durable import sync, write_atomic
 from pgfed.errors import UserError
 from pgfed.federation.folders.folder import SiteFolder
 
@@ -181,7 +181,7 @@ class Ledger:
             file.flush()
             os.fsync(file.fileno())
         if fresh:
-            sync_folder(self.folder)
+            sync(self.folder)
         entries.lines.append(json.loads(text))
         entries.head = hashlib.sha256(text).hexdigest()
         self.note(entries)
