@@ -10,7 +10,7 @@ demo: $(STAMP)  ## fresh machine to personalized models and a table of who gaine
 
 test: lint types  ## fresh machine to a green test suite
 	scripts/system-packages
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: test  ## the quality gate: lint, format, types, tests
 
