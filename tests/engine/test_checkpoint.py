@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import _thread
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from pgfed.engine.rounds import Run
 from pgfed.engine.storage.checkpoints import Checkpoints
-from pgfed.engine.storage.store import ClientStore
+from pgfed.engine.storage.store import ClientStore, Entry
 from pgfed.methods.registry import get
 from pgfed.testing import check_equal, make, outcome, started
 
@@ -173,3 +174,48 @@ def test_sparser_checkpoints(tmp_path: Path) -> None:
         "round-000004.json",
         "round-000006.json",  # the last round is always saved
     ]
+
+
+def test_rounds_that_do_not_wait_for_the_disk_go_without_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = expected()
+    disk = threading.Event()
+    write = ClientStore.write
+
+    def slow(self: ClientStore, entries: Iterable[Entry]) -> None:
+        assert disk.wait(60)
+        write(self, entries)
+
+    def on_disk() -> list[str]:
+        return sorted(p.name for p in tmp_path.glob("round-*"))
+
+    with checkpointed(tmp_path) as (run, _):
+        saved = Checkpoints(tmp_path, waits=False)
+        with monkeypatch.context() as patched:
+            patched.setattr(ClientStore, "write", slow)
+            for _ in range(3):
+                run.step()
+                saved.save(run)
+            disk.set()
+            saved.wait()
+        assert on_disk() == ["round-000001.json"]
+        history = run.history
+    with checkpointed(tmp_path) as (run, _):
+        saved = Checkpoints(tmp_path, waits=False)
+        assert saved.restore(run, history)
+        assert run.round == 1
+        check_equal(wanted, outcome(run), "resumed two rounds before it was left")
+    with checkpointed(tmp_path) as (run, _):
+        assert saved.restore(run, history)
+        disk.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(ClientStore, "write", slow)
+            for _ in range(1, ROUNDS - 1):
+                run.step()
+                saved.save(run)
+            run.step()
+            disk.set()
+            saved.save(run)  # the last one waits
+        saved.wait()
+    assert on_disk() == ["round-000002.json", f"round-{ROUNDS:06}.json"]

@@ -186,7 +186,9 @@ class Engine:
         Annotated[float, Gt(0)] | None, "replies whose step or gradient is longer are dropped"
     ] = None
     checkpoint_every: Annotated[
-        Count, "rounds from checkpoint to checkpoint; the last one is always saved"
+        Count,
+        "rounds from checkpoint to checkpoint, or more where they are shorter than writing one; "
+        "the last one is always saved",
     ] = 1
     state_memory: Annotated[
         str, "clients' states in memory, as 512MiB; what is beyond goes to disk"

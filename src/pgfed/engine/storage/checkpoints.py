@@ -35,7 +35,12 @@ FORMAT = 2
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one folder. Writing overlaps the next round."""
+    """The checkpoints of one run, in one folder. Writing overlaps the next round.
+
+    ``waits``: a round that ends while the last checkpoint is still being written waits for it.
+    Otherwise it goes without one of its own, but for the last round: where rounds are shorter than
+    a disk takes, it is no loss to run them again.
+    """
 
     def __init__(
         self,
@@ -43,11 +48,13 @@ class Checkpoints:
         *,
         every: int = 1,
         kept: int = KEPT,
+        waits: bool = True,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.folder = folder
         self._kept = kept
         self.every = every
+        self._waits = waits
         self._warn = warn
         self._writing: Future[None] | None = None
         self._named: dict[str, set[str]] = {}  # by its manifest, the files of a checkpoint
@@ -58,7 +65,8 @@ class Checkpoints:
 
     def save(self, run: Run) -> None:
         """Write a checkpoint of the run as it is now, unless this round has none due."""
-        if run.round % self.every and not run.finished:
+        writing = self._writing is not None and not self._writing.done()
+        if not run.finished and (run.round % self.every or (writing and not self._waits)):
             return
         self.wait()
         cut, meta = run.snapshot()

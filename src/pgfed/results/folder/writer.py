@@ -269,7 +269,7 @@ class RunWriter(Observer, Past):
     def checkpoints(self, method: str, seed: int) -> Checkpoints | None:
         every = self._setup.experiment.engine.checkpoint_every
         at = self.folder(method, seed) / layout.CHECKPOINT
-        return Checkpoints(at, every=every, warn=self._warn)
+        return Checkpoints(at, every=every, waits=False, warn=self._warn)
 
     def start(self, method: str, seed: int) -> Start | None:
         return None if self._earlier is None else self._earlier.start(method, seed)
