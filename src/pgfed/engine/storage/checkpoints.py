@@ -134,8 +134,7 @@ class Checkpoints:
             if path.name not in files:
                 path.unlink(missing_ok=True)
         if self.clients.is_dir():
-            # A newer state may already be on disk, moved out of memory: it stays.
-            store.remove_files(files.union(e.file for e in store.entries().values()))
+            store.remove_files(files)
 
     def _files(self, manifest: Path) -> set[str]:
         """The names of a checkpoint's files; of a damaged one none."""

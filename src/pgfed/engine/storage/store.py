@@ -114,10 +114,11 @@ class ClientStore:
         self._held.clear()
         self._total = 0
 
-    def remove_files(self, keep: Iterable[str]) -> None:
-        """Remove the files that nothing refers to any more."""
-        wanted = set(keep)
-        for name in os.listdir(self.folder):
+    def remove_files(self, keep: set[str]) -> None:
+        """Remove the files that neither these names nor the present states refer to."""
+        there = os.listdir(self.folder)  # before: a state may go to disk while this looks
+        wanted = keep.union(e.file for e in self.entries().values())
+        for name in there:
             if name.endswith(".safetensors") and name not in wanted:
                 (self.folder / name).unlink(missing_ok=True)
 
