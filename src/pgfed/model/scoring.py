@@ -35,32 +35,40 @@ def of_classes(
     if not len(y):
         return dict.fromkeys(names)
     predicted = probability.argmax(1)
-    return {name: _of_classes(name, probability, predicted, y, positive) for name in names}
+    found = {name: _decided(name, predicted, y, positive) for name in names if name in _DECIDED}
+    rest = [name for name in names if name not in _DECIDED]
+    if not rest or not np.isfinite(probability).all():  # a model that diverged
+        return {name: found.get(name) for name in names}
+    classes = np.unique(y) if positive is None else np.array([positive])
+    ranking = Ranking(y[:, None] == classes, probability[:, classes])
+    for name in rest:
+        if name == "log-loss":
+            least = np.finfo(np.float64).eps
+            given = probability[np.arange(len(y)), y]
+            found[name] = float(-np.mean(np.log(np.clip(given, least, 1 - least))))
+        elif name == "calibration-error":
+            found[name] = calibration_error(probability.max(1), predicted == y)
+        else:
+            found[name] = _mean(ranking.told(name))
+    return {name: found[name] for name in names}
 
 
-def _of_classes(
-    name: str, probability: Array, predicted: Array, y: Array, positive: int | None
-) -> float | None:
+_DECIDED = ("accuracy", "balanced-accuracy", "f1")  # of what is predicted alone
+
+
+def _decided(name: str, predicted: Array, y: Array, positive: int | None) -> float:
     if name == "accuracy":
         return float(np.mean(predicted == y))
+    if name == "f1" and positive is not None:
+        return _f1(y == positive, predicted == positive)
+    classes = max(int(y.max()), int(predicted.max())) + 1
+    there, said, right = (
+        np.bincount(some, minlength=classes) for some in (y, predicted, y[predicted == y])
+    )
     if name == "balanced-accuracy":  # a class that is only predicted has no recall
-        return float(np.mean([np.mean(predicted[y == k] == k) for k in np.unique(y)]))
-    if name == "f1":
-        if positive is not None:
-            return _f1(y == positive, predicted == positive)
-        occurs = np.union1d(y, predicted)
-        return float(np.mean([_f1(y == k, predicted == k) for k in occurs]))
-    if not np.isfinite(probability).all():  # a model that diverged
-        return None
-    if name == "log-loss":
-        least = np.finfo(np.float64).eps
-        given = probability[np.arange(len(y)), y]
-        return float(-np.mean(np.log(np.clip(given, least, 1 - least))))
-    if name == "calibration-error":
-        return calibration_error(probability.max(1), predicted == y)
-    ranks = _RANKED.get(name) or _recall_at(float(RECALL_AT.fullmatch(name)[1]))  # type: ignore[index]
-    classes = np.unique(y) if positive is None else np.array([positive])
-    return _mean([ranks(y == k, probability[:, k]) for k in classes])
+        return float(np.mean(right[there > 0] / there[there > 0]))
+    occurs = there + said > 0
+    return float(np.mean(2 * right[occurs] / (there + said)[occurs]))
 
 
 def calibration_error(confidence: Array, right: Array) -> float:
@@ -78,49 +86,56 @@ def _f1(y: Array, called: Array) -> float:
     return 2 * right / (2 * right + wrong) if right else 0.0
 
 
-def _called(y: Array, score: Array) -> tuple[Array, Array] | None:
-    """How many are called positive at every threshold, from the strictest on, and how many of them
-    are so; None where all are, or nobody is."""
-    if not 0 < y.sum() < len(y):
-        return None
-    order = np.argsort(-score, kind="stable")
-    called = np.append(np.flatnonzero(np.diff(score[order])), len(y) - 1) + 1
-    return called, np.cumsum(y[order] > HALF)[called - 1]
+class Ranking:
+    """Samples by their scores, the highest first, in each of several columns by itself; ``y`` is
+    whether they are positive (samples x columns). A threshold calls all above it positive."""
 
+    def __init__(self, y: Array, score: Array) -> None:
+        order = np.argsort(-score, axis=0, kind="stable")
+        ranked = np.take_along_axis(score, order, 0)
+        self._called = np.arange(1, len(y) + 1)[:, None]  # so many, of which so many are right
+        self._right = np.cumsum(np.take_along_axis(y, order, 0), 0)
+        # A threshold lies where the score changes: those of equal score are called together.
+        self._at = np.ones(y.shape, dtype=bool)
+        self._at[:-1] = ranked[1:] != ranked[:-1]
+        self._positive = self._right[-1]
+        self._defined = (self._positive > 0) & (self._positive < len(y))
 
-def _auc(y: Array, score: Array) -> float | None:
-    if (found := _called(y, score)) is None:
-        return None
-    called, right = found
-    wrong = called - right
-    area = np.sum(np.diff(wrong, prepend=0) * (right + np.append(0, right[:-1]))) / 2
-    return float(area / (right[-1] * wrong[-1]))
+    def told(self, name: str) -> list[float | None]:
+        """The metric of each column; None where all are positive, or nobody is."""
+        if not self._defined.any():
+            return [None] * len(self._defined)
+        if name == "auc":
+            found = self._auc()
+        elif name == "average-precision":
+            found = self._average_precision()
+        else:
+            found = self._recall_at(float(RECALL_AT.fullmatch(name)[1]))  # type: ignore[index]
+        return [
+            float(one) if known else None for one, known in zip(found, self._defined, strict=True)
+        ]
 
+    def _auc(self) -> Array:
+        right, wrong = self._right, self._called - self._right
+        width, height = wrong - self._before(wrong), right + self._before(right)
+        area = np.where(self._at, width * height, 0).sum(0) / 2
+        return np.asarray(area / np.maximum(right[-1] * wrong[-1], 1))
 
-def _average_precision(y: Array, score: Array) -> float | None:
-    if (found := _called(y, score)) is None:
-        return None
-    called, right = found
-    return float(np.sum(right / called * np.diff(right, prepend=0)) / right[-1])
+    def _average_precision(self) -> Array:
+        gained = self._right - self._before(self._right)
+        each = np.where(self._at, self._right / self._called * gained, 0.0)
+        return np.asarray(each.sum(0) / np.maximum(self._positive, 1))
 
+    def _recall_at(self, precision: float) -> Array:
+        """The highest recall at which so many of those that are called positive are so."""
+        enough = self._at & (self._right / self._called >= precision - 1e-12)
+        most = np.where(enough, self._right, 0).max(0)
+        return np.asarray(most / np.maximum(self._positive, 1))
 
-def _recall_at(precision: float) -> Callable[[Array, Array], float | None]:
-    """The highest recall at which so many of those that are called positive are so."""
-
-    def recall(y: Array, score: Array) -> float | None:
-        if (found := _called(y, score)) is None:
-            return None
-        called, right = found
-        enough = right[right / called >= precision - 1e-12]
-        return float(enough.max(initial=0) / right[-1])
-
-    return recall
-
-
-_RANKED: dict[str, Callable[[Array, Array], float | None]] = {
-    "auc": _auc,
-    "average-precision": _average_precision,
-}
+    def _before(self, counts: Array) -> Array:
+        """The count, which never falls, at the threshold before."""
+        reached = np.maximum.accumulate(np.where(self._at, counts, 0))
+        return np.concatenate([np.zeros_like(reached[:1]), reached[:-1]])
 
 
 # -- several labels at once ---------------------------------------------------------------------
@@ -135,11 +150,12 @@ def of_labels(
     found: dict[str, float | None] = {}
     predicted = probability >= HALF
     diverged = not np.isfinite(probability).all()
+    ranked = Ranking(y > HALF, probability)
     for name in names:
         if diverged and name in ("auc", "average-precision", "log-loss"):
             found[name] = None
-        elif name in _RANKED:
-            each = [_RANKED[name](y[:, k], probability[:, k]) for k in range(y.shape[1])]
+        elif name in ("auc", "average-precision"):
+            each = ranked.told(name)
             found[name] = _mean(each)
             if name == "auc":
                 found |= {label_auc(label): one for label, one in zip(labels, each, strict=True)}
