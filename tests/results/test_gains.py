@@ -95,6 +95,15 @@ def test_false_discoveries_are_held_down_over_the_clients() -> None:
     assert found[4] == pytest.approx(0.04 * 5 / 3)
 
 
+@pytest.mark.parametrize("n", [0, 1, 2, 57])
+def test_false_discoveries_against_scipy(n: int) -> None:
+    rng = np.random.default_rng(n)
+    p = np.round(rng.random(n) ** 3, 2)  # some alike, some 0
+    expected = scipy_stats.false_discovery_control(p) if n else p
+    np.testing.assert_allclose(exact.adjusted(p), expected, rtol=1e-12)
+    assert np.isnan(exact.adjusted(np.full(n, np.nan))).all()
+
+
 # -- metrics under weights ------------------------------------------------------------------------
 
 
