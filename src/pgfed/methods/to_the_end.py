@@ -40,13 +40,8 @@ def trained_to_the_end(
     epochs = 0
     folds = _folds(data, rng)
     if len(folds) > 1:
-        few = len(data) < FEW
-        ready = data.as_floats() if few else data  # once, not in each epoch
-        pairs = [
-            (ready.only(torch.cat([f for f in folds if f is not fold])), ready.only(fold))
-            for fold in (folds if few else folds[:1])
-        ]
-        epochs = _best(task, theta, pairs, rng, train, most, patience)
+        ready = data.as_floats() if len(data) < FEW else data  # once, not in each epoch
+        epochs = _best(task, theta, ready, folds, rng, train, most, patience)
     elif least:
         epochs = patience
     return _after(task, theta, data, rng, train, max(epochs, least))
@@ -72,20 +67,27 @@ def _folds(data: Shard, rng: Rng) -> list[Tensor]:
 def _best(
     task: Task,
     theta: Tensor,
-    pairs: Sequence[tuple[Shard, Shard]],
+    data: Shard,
+    folds: Sequence[Tensor],
     rng: Rng,
     train: TrainConfig,
     most: int,
     patience: int,
 ) -> int:
-    """The number of epochs after which the models are best on what they were not trained on."""
+    """The number of epochs after which the models are best on the folds that they were not trained
+    on: one for each fold, of many samples one for the first."""
     once = replace(train, epochs=1)
-    groups = task.alike([rest for rest, _ in pairs], train.batch_size)
+    held_out = folds if len(data) < FEW else folds[:1]
+    apart = [data.only(fold) for fold in held_out]
+    rests = [data.only(torch.cat([f for f in folds if f is not fold])) for fold in held_out]
+    groups = task.alike(rests, train.batch_size)
     models: list[tuple[Tensor, dict[str, Tensor]]] = [
         (theta.repeat(len(group), 1) if len(group) > 1 else theta, {}) for group in groups
     ]
-    apart = [held_out for _, held_out in pairs]
-    best, top = 0, _standing(task, task.score_all([theta] * len(pairs), apart))
+    judge = torch.zeros_like(data.y, dtype=torch.int64)  # the model that has not seen the sample
+    for number, fold in enumerate(held_out):
+        judge[fold] = number
+    best, top = 0, _standing(task, task.score_all([theta] * len(apart), apart))
     for epoch in range(1, most + 1):
         models = [
             sgd(
@@ -99,8 +101,11 @@ def _best(
             )
             for (theta, kept), group in zip(models, groups, strict=True)
         ]
-        each = [row for theta, _ in models for row in (theta if theta.dim() > 1 else [theta])]
-        found = task.score_all(each, apart)
+        if len(apart) > 1 and len(groups) == 1:
+            found = task.score_apart(models[0][0], data, judge)
+        else:
+            each = [row for theta, _ in models for row in (theta if theta.dim() > 1 else [theta])]
+            found = task.score_all(each, apart)
         if not math.isfinite(found.loss):
             break
         if (standing := _standing(task, found)) > top:

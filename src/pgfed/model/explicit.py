@@ -55,6 +55,14 @@ class Chain:
         weight, bias = self._at(theta)[-1]
         return torch.addmm(bias, z, weight)
 
+    def outputs(self, thetas: Tensor, x: Tensor) -> Tensor:
+        """Of a stack of models, each for all of the samples: models x samples x outputs."""
+        z = x.flatten(1).expand(len(thetas), -1, -1)
+        *hidden, (weight, bias) = self._at(thetas)
+        for to_next, added in hidden:
+            z = torch.baddbmm(added, z, to_next).relu_()
+        return torch.baddbmm(bias, z, weight)
+
     def add_gradient(
         self,
         theta: Tensor,

@@ -192,10 +192,12 @@ class Task(FlatModule):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The `batches` of data that are `alike`, those of equal number one above the other."""
         size, _ = _sizes(data[0], batch_size)
+        lengths = {len(part): part for part in data}  # on which alone an order depends
         for orders in zip(
-            *(_orders(part, size, rng, epochs, purpose) for part in data), strict=True
+            *(_orders(part, size, rng, epochs, purpose) for part in lengths.values()), strict=True
         ):
-            several = [part.batch(order) for part, order in zip(data, orders, strict=True)]
+            drawn = dict(zip(lengths, orders, strict=True))
+            several = [part.batch(drawn[len(part)]) for part in data]
             xs, ys = (torch.stack(parts) for parts in zip(*several, strict=True))
             yield from zip(torch.split(xs, size, 1), torch.split(ys, size, 1), strict=True)
 
@@ -438,6 +440,17 @@ class Task(FlatModule):
                 found.add(self.objective.reduced(outputs))
             pairs += found.beside(data.y)
         return Scores(sum(map(len, parts)), float(loss), self.objective.score(pairs))
+
+    @torch.no_grad()
+    def score_apart(self, thetas: Tensor, data: Shard, model: Tensor) -> Scores:
+        """A stack of models, judged together: each sample of ``data`` by the one that ``model``
+        names for it. As `score_all`, in a few calls; where gradients are `written_out`."""
+        assert self._chain is not None
+        x, y = data.batch(slice(0, len(data)))
+        each = self._chain.outputs(thetas, x)[model, torch.arange(len(data))]
+        outputs = self.framed(each)
+        score = self.objective.score([(self.objective.reduced(outputs), y)])
+        return Scores(len(data), float(self.objective.total(outputs, y)), score)
 
     def loss(self, theta: Tensor, data: Shard) -> float:
         """The mean loss over all of ``data``."""
