@@ -261,10 +261,7 @@ class Output:
                 raise unknown("output.callbacks", name, [TENSORBOARD, "package.module:Class"])
 
 
-DEFAULT_METHODS = (
-    *("local", "alone", "fedavg", "fedavg-local", "fedavg-framed"),
-    *("pgfed", "pgfed-mo", "pgfed-ce"),
-)
+DEFAULT_METHODS = ("local", "alone", "fedavg", "fedavg-local", "fedavg-framed", "pgfed")
 
 
 @dataclass(frozen=True)
