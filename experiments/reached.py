@@ -9,6 +9,7 @@ make one table. A method that was stopped counts with the rounds that it reached
     curves       the mean score after some rounds
     against      a control (--control), after the same rounds
     gains        over local, after the same rounds
+    bytes        sent in a round, beside the control's: as many as FedAvg's
     matrix       PGFed's A against the clients' sizes
     explicit, new-clients       what `pgfed study` found
 
@@ -33,7 +34,7 @@ from pgfed.results.folder import layout, reader
 from pgfed.results.folder.history import history_of, window_of
 from pgfed.results.folder.studies import read_explicit, read_new_clients
 from pgfed.results.folder.texts import read_object
-from pgfed.results.formats import NONE, bare, bracketed, correlation, gain, percent
+from pgfed.results.formats import NONE, bare, bracketed, correlation, gain, percent, size
 from pgfed.results.runs import KEPT, Clients, RunData, SeedRun
 from pgfed.results.statistics import Paired, mean_over_seeds, mean_std, rounds_to
 
@@ -179,6 +180,20 @@ def gains(found: Group) -> Iterator[Row]:
         )
 
 
+def sent(found: Group, control: str) -> Iterator[Row]:
+    each = {m.label: m.sent() / length(m) for m in in_rounds(found)}
+    if control not in each:
+        return
+    yield "method", "rounds", "sent in a round", f"of `{control}`'s", "paper's"
+    for method in in_rounds(found):
+        mine, said = each[method.label], printed.bytes_ratio(method)
+        yield (
+            *(named(method), str(length(method)), size(mine)),
+            f"{mine / each[control]:.2f}",
+            NONE if said is None else f"{said:g}",
+        )
+
+
 def matrix(found: Group) -> Iterator[Row]:
     yield (
         *("A against training samples: r (p)", "rounds", "column mean", "row mean"),
@@ -241,6 +256,7 @@ TABLES: dict[str, Callable[..., Iterator[Row]]] = {
     "curves": curves,
     "against": against,
     "gains": gains,
+    "bytes": sent,
     "matrix": matrix,
     "explicit": explicit,
     "new-clients": new_clients,
@@ -259,7 +275,7 @@ def main() -> None:
         if given.at is None and given.table in ("against", "gains"):
             shortest = min(map(length, in_rounds(found)))
             (found,) = group([reached(folder.path, shortest) for folder in found.folders])
-        options = {"control": given.control} if given.table == "against" else {}
+        options = {"control": given.control} if given.table in ("against", "bytes") else {}
         _, *rows = table = list(TABLES[given.table](found, **options)) or [()]
         if rows:
             told[found.title] = table

@@ -97,6 +97,17 @@ def test_methods_are_compared_after_the_same_rounds(kept: Path) -> None:
     assert float(gained[0].split()[0].replace("−", "-")) == pytest.approx(over, abs=0.1)
 
 
+def test_bytes_are_those_of_a_round_beside_the_controls(kept: Path) -> None:
+    """Five models in place of two; in the first round, without auxiliary gradients, three."""
+    found = table("bytes", kept)
+    assert [found[name][2] for name in ("local", "fedavg-local")] == ["0.00", "1.00"]
+    assert float(found["pgfed"][2]) == pytest.approx(
+        (1.5 + (REACHED - 1) * 2.5) / REACHED, abs=0.05
+    )
+    assert found["pgfed"][3] == "2.5"
+    assert "No run" in script("experiments/reached.py", "bytes", kept, "--control", "fedper")
+
+
 def test_the_matrix_is_that_of_a_run_of_so_many_rounds(kept: Path, tmp_path: Path) -> None:
     small(tmp_path, REACHED)
     files = [folder / "pgfed" / "seed-0" / "alpha.npz" for folder in (kept, tmp_path)]
