@@ -1,4 +1,5 @@
-"""Build the documentation site, with a sample report made on the spot: `make docs`.
+"""Build the documentation site, with a sample report made on the spot, and the report of the
+paper's runs that are kept in results/: `make docs`.
 
 docs.py [FOLDER] [options of `pgfed run`, for the sample]
 """
@@ -25,6 +26,10 @@ def main() -> None:
         trees = ["-d", Path(work) / "trees"]
         subprocess.run([*sphinx, *trees, ROOT / "docs", folder], check=True)
         shutil.copy(run / "report.html", folder / "sample-report.html")
+    kept = sorted(path.relative_to(ROOT) for path in ROOT.glob("results/paper/cifar10-25*"))
+    page = folder.resolve() / "paper-report.html"
+    report = [sys.executable, "-m", "pgfed", "report", *kept, "--out", page]
+    subprocess.run(report, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     print(f"The site: {folder / 'index.html'}")
 
 
