@@ -35,7 +35,9 @@ def of_classes(
     if not len(y):
         return dict.fromkeys(names)
     predicted = probability.argmax(1)
-    found = {name: _decided(name, predicted, y, positive) for name in names if name in _DECIDED}
+    found: dict[str, float | None] = {
+        name: _decided(name, predicted, y, positive) for name in names if name in _DECIDED
+    }
     rest = [name for name in names if name not in _DECIDED]
     if not rest or not np.isfinite(probability).all():  # a model that diverged
         return {name: found.get(name) for name in names}
