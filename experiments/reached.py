@@ -272,6 +272,8 @@ def main() -> None:
     given = arguments.parse_args()
     told = {}
     for found in group([reached(folder, given.at) for folder in runs_in(given.folders)]):
+        if not in_rounds(found):  # none came so far
+            continue
         if given.at is None and given.table in ("against", "gains"):
             shortest = min(map(length, in_rounds(found)))
             (found,) = group([reached(folder.path, shortest) for folder in found.folders])

@@ -92,6 +92,7 @@ def test_methods_are_compared_after_the_same_rounds(kept: Path) -> None:
     shown = found["pgfed"][1].split()[0].replace("−", "-")
     assert float(shown) == pytest.approx(difference, abs=0.1)
     assert "pgfed" not in table("against", kept, "--at", ROUNDS)
+    assert "No run" in script("experiments/reached.py", "against", kept, "--at", ROUNDS + 1)
     gained = table("gains", kept)["fedavg-local"]
     over = means(kept, "fedavg-local")[REACHED - 1] - means(kept, "local")[REACHED - 1]
     assert float(gained[0].split()[0].replace("−", "-")) == pytest.approx(over, abs=0.1)
