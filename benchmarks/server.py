@@ -19,7 +19,7 @@ from pgfed.engine.exchange.replies import payload_bytes
 from pgfed.methods import alphas as pairs
 from pgfed.methods.averaging import Mean
 from pgfed.methods.contract import FederationInfo
-from pgfed.methods.randomness import draw_cohort
+from pgfed.methods.randomness import ServerRng, draw_cohort
 from pgfed.methods.registry import get
 from pgfed.methods.values import State, Update
 from pgfed.model.networks import make_task
@@ -75,16 +75,16 @@ def _step(m: int) -> tuple[str, ...]:
             for i in cohort
         }
 
-    mean = Mean()
+    mean, rng = Mean(), ServerRng(0, 1)
     with one_thread():
         server = method.init_server(w, FederationInfo(m, m, task.layout))
-        server = method.aggregate(server, updates(0), mean)  # round 1: nobody has met
-        server = method.aggregate(server, updates(m), mean)
+        server = method.aggregate(server, updates(0), mean, rng)  # round 1: nobody has met
+        server = method.aggregate(server, updates(m), mean, rng)
         repeats = 3 if m > 100 else 7
-        ours = seconds(lambda: method.messages(server, cohort), repeats)
+        ours = seconds(lambda: method.messages(server, cohort, rng), repeats)
         answers = updates(m)
-        merging = seconds(lambda: method.aggregate(server, answers, mean), repeats)
-        messages = method.messages(server, cohort)
+        merging = seconds(lambda: method.aggregate(server, answers, mean, rng), repeats)
+        messages = method.messages(server, cohort, rng)
     down = sum(sum(payload_bytes(message).values()) for message in messages.values())
     up = sum(sum(payload_bytes(update).values()) for update in answers.values())
     looped = cohort[:LOOPED]
