@@ -38,20 +38,19 @@ def of_classes(
     found: dict[str, float | None] = {
         name: _decided(name, predicted, y, positive) for name in names if name in _DECIDED
     }
-    rest = [name for name in names if name not in _DECIDED]
-    if not rest or not np.isfinite(probability).all():  # a model that diverged
+    if len(found) == len(names) or not np.isfinite(probability).all():  # a model that diverged
         return {name: found.get(name) for name in names}
-    classes = np.unique(y) if positive is None else np.array([positive])
-    ranking = Ranking(y[:, None] == classes, probability[:, classes])
-    for name in rest:
-        if name == "log-loss":
-            least = np.finfo(np.float64).eps
-            given = probability[np.arange(len(y)), y]
-            found[name] = float(-np.mean(np.log(np.clip(given, least, 1 - least))))
-        elif name == "calibration-error":
-            found[name] = calibration_error(probability.max(1), predicted == y)
-        else:
-            found[name] = _mean(ranking.told(name))
+    if "log-loss" in names:
+        least = np.finfo(np.float64).eps
+        given = probability[np.arange(len(y)), y]
+        found["log-loss"] = float(-np.mean(np.log(np.clip(given, least, 1 - least))))
+    if "calibration-error" in names:
+        found["calibration-error"] = calibration_error(probability.max(1), predicted == y)
+    by_rank = [name for name in names if name not in found]
+    if by_rank:
+        classes = np.unique(y) if positive is None else np.array([positive])
+        ranking = Ranking(y[:, None] == classes, probability[:, classes])
+        found |= {name: _mean(ranking.told(name)) for name in by_rank}
     return {name: found[name] for name in names}
 
 
