@@ -19,6 +19,7 @@ from pgfed.engine.backends.process import Process
 from pgfed.engine.rounds import Run
 from pgfed.engine.storage.checkpoints import Checkpoints
 from pgfed.engine.storage.store import ClientStore
+from pgfed.methods.contract import Algorithm
 from pgfed.methods.registry import get
 from pgfed.methods.settings import TrainConfig
 from pgfed.tuning.speed import EPOCHS, random_federation
@@ -42,7 +43,7 @@ def run(samples: int = SAMPLES, rounds: int = 3, epochs: int = EPOCHS) -> Iterat
         ):
             checkpoints = Checkpoints(Path(place))
 
-            def start(pool: Process, store: ClientStore, method=method) -> Run:
+            def start(pool: Process, store: ClientStore, method: Algorithm = method) -> Run:
                 return Run(
                     method, data, pool, seed=0, rounds=WARM + rounds, cohort=COHORT, store=store
                 )

@@ -118,11 +118,12 @@ class PlainLoop:
             for x, y in loader:
                 images += len(y)
                 optimizer.zero_grad()
-                F.cross_entropy(model(x), y).backward()
+                torch.autograd.backward(F.cross_entropy(model(x), y))
                 if self.known:
                     with torch.no_grad():
                         inner = torch.zeros(())
                         for p, a, m in zip(model.parameters(), aux, mean, strict=True):
+                            assert p.grad is not None, "after backward"
                             p.grad.add_(a)
                             inner += (m * p).sum()
                         alpha = (alpha - ALPHA_LR * (MU * self.risks + inner)).clamp(min=0)
@@ -137,9 +138,9 @@ class PlainLoop:
         risk = torch.zeros(())
         for x, y in loader:
             loss = F.cross_entropy(model(x), y) / len(loader)
-            loss.backward()
+            torch.autograd.backward(loss)
             risk += loss.detach()
-        gradient = [p.grad.clone() for p in model.parameters()]
+        gradient = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         with torch.no_grad():
             inner = sum((g * p).sum() for g, p in zip(gradient, model.parameters(), strict=True))
         return gradient, risk - inner

@@ -16,7 +16,7 @@ from statistics import median
 from benchmarks.plain import LR, PlainLoop
 from benchmarks.text import show, table, verdict
 from pgfed.config.experiment import IN_MEMORY, from_dict
-from pgfed.engine.callbacks import Callback, Record
+from pgfed.engine.callbacks import Observer, Record
 from pgfed.engine.rounds import Run
 from pgfed.engine.runs import execute
 from pgfed.engine.setup import prepare
@@ -28,7 +28,7 @@ LIMITS = {("fedavg", 10): 2.0, ("fedavg", 128): 1.8, ("pgfed", 10): 2.5, ("pgfed
 WARM = 2  # rounds: PGFed's auxiliary gradients are there from the second on
 
 
-class Beside(Callback):
+class Beside(Observer):
     """Runs the plain loop after each round, and times both."""
 
     def __init__(self, plain: PlainLoop) -> None:

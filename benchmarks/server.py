@@ -19,8 +19,8 @@ from pgfed.engine.exchange.replies import payload_bytes
 from pgfed.methods import alphas as pairs
 from pgfed.methods.averaging import Mean
 from pgfed.methods.contract import FederationInfo
+from pgfed.methods.pgfed import PGFed
 from pgfed.methods.randomness import ServerRng, draw_cohort
-from pgfed.methods.registry import get
 from pgfed.methods.values import State, Update
 from pgfed.model.networks import make_task
 from pgfed.results.formats import size
@@ -65,7 +65,7 @@ def run(cohorts: tuple[int, ...] = COHORTS, rounds: int = 500) -> Iterator[str]:
 
 def _step(m: int) -> tuple[str, ...]:
     task = make_task("cnn", CIFAR, 10, seed=0)
-    method, w = get("pgfed")(), task.initial()
+    method, w = PGFed(), task.initial()
     gradients = torch.randn(m, task.d)
     cohort = list(range(m))
 

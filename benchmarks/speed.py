@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Iterator
+from multiprocessing.synchronize import Barrier
 from statistics import median
 from typing import Self
 
@@ -21,7 +22,7 @@ from pgfed.methods.registry import METHODS, get
 from pgfed.methods.settings import TrainConfig
 from pgfed.model.networks import CNN
 from pgfed.results.formats import percent
-from pgfed.tuning.speed import CIFAR, EPOCHS, Lane, in_turns, measure, random_federation
+from pgfed.tuning.speed import CIFAR, EPOCHS, Lane, Timed, in_turns, measure, random_federation
 
 MFLOP = 47.0  # per image: three times the forward pass
 LIMITS = {  # batch size: (must, goal)
@@ -56,7 +57,10 @@ class Ceiling:
         self._pool.join()
 
 
-def _meet(barrier: object) -> None:
+together: Barrier  # all cores, in a worker
+
+
+def _meet(barrier: Barrier) -> None:
     global together
     together = barrier
     torch.set_num_threads(1)
@@ -86,7 +90,7 @@ def run(seconds: float = 15, turns: int = 15, epochs: int = EPOCHS) -> Iterator[
         ):
             plain = PlainLoop(data, batch, epochs, COHORT)
             pool_first = PlainLoop(data, batch, epochs, COHORT, network=lambda: CNN(CIFAR, 10))
-            lanes = [fedavg, plain, pool_first, ceiling]
+            lanes: list[Timed] = [fedavg, plain, pool_first, ceiling]
             for lane in lanes:
                 lane.turn()
             rows = in_turns(lanes, 0, turns)

@@ -13,7 +13,7 @@ from benchmarks.text import show, table, verdict
 from pgfed.engine.backends.process import available_cores
 from pgfed.methods.registry import get
 from pgfed.methods.settings import TrainConfig
-from pgfed.tuning.speed import EPOCHS, Lane, in_turns, random_federation
+from pgfed.tuning.speed import EPOCHS, Lane, Timed, in_turns, random_federation
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def run(samples: int = 256, turns: int = 4, epochs: int = EPOCHS) -> Iterator[st
         method = get("fedavg")(train=TrainConfig(epochs=epochs, batch_size=batch, lr=0.001))
         plain = PlainLoop(data, batch, epochs, 2)
         with Lane(method, data, workers=1) as one, Lane(method, data, workers=2) as two:
-            lanes = [one, two, WhileBusy(two), plain, WhileBusy(plain)]
+            lanes: list[Timed] = [one, two, WhileBusy(two), plain, WhileBusy(plain)]
             for lane in (one, two, plain):
                 lane.turn()
             found = in_turns(lanes, 0, turns)
