@@ -8,6 +8,7 @@ make one table. A method that was stopped counts with the rounds that it reached
     scores       how far each method came, beside the paper's 300 rounds
     curves       the mean score after some rounds
     against      a control (--control), after the same rounds
+    chosen       which of a method's settings are best on validation data, and what they then give
     gains        over local, after the same rounds
     bytes        sent in a round, beside the control's: as many as FedAvg's
     matrix       PGFed's A against the clients' sizes
@@ -158,6 +159,40 @@ def against(found: Group, control: str) -> Iterator[Row]:
         yield named(method), shown, bracketed(d, found.metric), str(d.better), str(d.worse)
 
 
+def chosen(found: Group, control: str) -> Iterator[Row]:
+    judged = {m.label: v for m in found.methods if (v := on_validation(m)) is not None}
+    methods = [m for m in found.methods if m.label in judged]
+    # By name the best: of several the last one stays.
+    best = {m.name: m for m in sorted(methods, key=lambda m: judged[m.label])}
+    if control not in best:
+        return
+    other = best[control]
+    yield "method", "on validation data", "on test data", f"against `{other.label}`, points"
+    for method in sorted(methods, key=lambda m: m.name):
+        told = (judged[method.label], method.mean("last"))
+        row = (named(method), *(bare(score, found.metric) for score in told))
+        if method is not best[method.name]:
+            yield *row, ""
+        elif method is other:
+            yield *row, "chosen"
+        else:
+            d = Paired({m.label: m.scores("last") for m in (method, other)})
+            difference = bracketed(d.difference(method.label, other.label), found.metric)
+            yield *row, f"chosen: {difference}"
+
+
+def on_validation(method: Method) -> float | None:
+    """The mean over seeds and the last rounds."""
+    seeds = []
+    for run in method.runs.values():
+        told = [record.get("mean_validation_score") for record in run.history.records]
+        last = [score for score in told[-run.window :] if score is not None]
+        if not last:
+            return None
+        seeds.append(np.mean(last))
+    return float(np.mean(seeds))
+
+
 def gains(found: Group) -> Iterator[Row]:
     local = next((m for m in found.methods if m.label == BASELINE), None)
     if local is None:
@@ -255,6 +290,7 @@ TABLES: dict[str, Callable[..., Iterator[Row]]] = {
     "scores": scores,
     "curves": curves,
     "against": against,
+    "chosen": chosen,
     "gains": gains,
     "bytes": sent,
     "matrix": matrix,
@@ -274,10 +310,12 @@ def main() -> None:
     for found in group([reached(folder, given.at) for folder in runs_in(given.folders)]):
         if not in_rounds(found):  # none came so far
             continue
-        if given.at is None and given.table in ("against", "gains"):
+        if given.at is None and given.table in ("against", "chosen", "gains"):
             shortest = min(map(length, in_rounds(found)))
             (found,) = group([reached(folder.path, shortest) for folder in found.folders])
-        options = {"control": given.control} if given.table in ("against", "bytes") else {}
+        options = (
+            {"control": given.control} if given.table in ("against", "bytes", "chosen") else {}
+        )
         _, *rows = table = list(TABLES[given.table](found, **options)) or [()]
         if rows:
             told[found.title] = table

@@ -98,6 +98,25 @@ def test_methods_are_compared_after_the_same_rounds(kept: Path) -> None:
     assert float(gained[0].split()[0].replace("−", "-")) == pytest.approx(over, abs=0.1)
 
 
+def test_settings_are_chosen_on_validation_data_alone(tmp_path: Path) -> None:
+    """A step that is far too long loses, and the best one of each method is held against the
+    control's."""
+    for rate in (0.01, 3.0):
+        small(tmp_path / str(rate), 3, lr=rate, validation_share=0.2)
+    found = table("chosen", tmp_path)
+    for name in ("fedavg-local", "pgfed"):
+        for rate in (0.01, 3.0):
+            folder = tmp_path / str(rate) / name / "seed-0"
+            last = json.loads((folder / "history.jsonl").read_text().splitlines()[-1])
+            shown = [float(cell) for cell in found[f"{name} (lr={rate})"][:2]]
+            said = [100 * last[key] for key in ("mean_validation_score", "mean_score")]
+            assert shown == pytest.approx(said, abs=0.1)
+        assert found[f"{name} (lr=3.0)"][2] == ""
+    assert found["fedavg-local (lr=0.01)"][2] == "chosen"
+    assert found["pgfed (lr=0.01)"][2].startswith("chosen: ")
+    assert found["method"][2] == "against `fedavg-local (lr=0.01)`, points"
+
+
 def test_bytes_are_those_of_a_round_beside_the_controls(kept: Path) -> None:
     """Five models in place of two; in the first round, without auxiliary gradients, three."""
     found = table("bytes", kept)
