@@ -18,11 +18,20 @@ import torch
 from benchmarks.plain import PlainLoop
 from benchmarks.text import show, table, verdict
 from pgfed.engine.backends.process import available_cores
+from pgfed.errors import UserError
 from pgfed.methods.registry import METHODS, get
 from pgfed.methods.settings import TrainConfig
 from pgfed.model.networks import CNN
 from pgfed.results.formats import percent
-from pgfed.tuning.speed import CIFAR, EPOCHS, Lane, Timed, in_turns, measure, random_federation
+from pgfed.tuning.speed import (
+    CIFAR,
+    EPOCHS,
+    Lane,
+    Timed,
+    in_turns,
+    measure,
+    random_federation,
+)
 
 MFLOP = 47.0  # per image: three times the forward pass
 LIMITS = {  # batch size: (must, goal)
@@ -78,7 +87,7 @@ def _sgemm(size: int, seconds: float) -> float:
     return done * 2 * size**3 / took
 
 
-def run(seconds: float = 15, turns: int = 15, epochs: int = EPOCHS) -> Iterator[str]:
+def run(seconds: float = 10, turns: int = 15, epochs: int = EPOCHS) -> Iterator[str]:
     for batch, limits in LIMITS.items():
         yield f"### Batch {batch}"
         samples = SAMPLES[batch]
@@ -116,8 +125,15 @@ def run(seconds: float = 15, turns: int = 15, epochs: int = EPOCHS) -> Iterator[
             f"{epochs} epochs."
         )
         yield ""
-        found = []
-        for speed in measure(list(METHODS), batch, seconds=seconds, samples=samples, epochs=epochs):
+        found, left_out = [], list[UserError]()
+        for speed in measure(
+            list(METHODS),
+            batch,
+            seconds=seconds,
+            samples=samples,
+            epochs=epochs,
+            refused=left_out.append,
+        ):
             without = speed.share_without_pass
             found.append(
                 (
@@ -142,6 +158,7 @@ def run(seconds: float = 15, turns: int = 15, epochs: int = EPOCHS) -> Iterator[
             ),
             found,
         )
+        yield from (f"- left out: {error}" for error in left_out)
         yield verdict("FedAvg, times the plain loop", times_plain, *limits["plain"])
         yield verdict(
             "FedAvg, of the SGEMM ceiling", 100 * of_ceiling, *limits["ceiling"], unit=" %"

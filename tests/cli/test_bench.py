@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from any_model import ANY_MODEL
 from cli.cli_tools import Done
 from pgfed.engine.backends.base import Serial
 from pgfed.engine.rounds import Run
+from pgfed.errors import UserError
+from pgfed.methods import apple
 from pgfed.methods.randomness import Rng
+from pgfed.methods.registry import METHODS
 from pgfed.methods.settings import TrainConfig
 from pgfed.tuning import speed as bench
 from pgfed.tuning.speed import GradientPass, Lane, Speed, measure, random_federation
@@ -30,6 +34,30 @@ def test_every_method_has_a_speed() -> None:
     assert all(speed.images_per_second > 0 and speed.turns == bench.TURNS for speed in found)
     takes_pass = {s.method for s in found if s.share_without_pass is not None}
     assert takes_pass == {"pgfed", "pgfed-mo", "pgfed-ce"}
+
+
+def test_of_all_methods_those_that_refuse_are_left_out_and_named(
+    pgfed: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mlp has no layer that normalises, and 50 clients are too many for Apple's pairs."""
+    names = ["fedavg", "fedbn", "apple", "pgfed"]
+    monkeypatch.setattr(apple, "LIMIT", 1)
+    with pytest.raises(UserError, match="fedbn"):
+        small(names)
+    left_out: list[UserError] = []
+    found = small(names, refused=left_out.append)
+    assert [speed.method for speed in found] == ["fedavg", "pgfed"]
+    assert ["fedbn" in str(error) for error in left_out] == [True, False]
+    assert "apple" in str(left_out[1])
+
+    def pretend(names: list[str], size: int, **options: Any) -> Iterator[Speed]:
+        options["refused"](left_out[0])
+        yield from found
+
+    monkeypatch.setattr(bench, "measure", pretend)
+    done = pgfed("bench", "all")
+    assert done.code == 0
+    assert "left out: methods: 'fedbn'" in done.err
 
 
 class Clock:
@@ -107,7 +135,8 @@ def test_table_has_a_row_per_method_and_the_papers_column(
     done = pgfed("bench", "fedavg", "pgfed", "--batch", "10,128", "--seconds", 3)
     assert done.code == 0, done.err
     assert told == [
-        (["fedavg", "pgfed"], size, {"seconds": 3.0, "workers": 0}) for size in (10, 128)
+        (["fedavg", "pgfed"], size, {"seconds": 3.0, "workers": 0, "refused": None})
+        for size in (10, 128)
     ]
     assert done.out.count("1,234") == 4
     assert done.out.count("88.0 %") == 4
@@ -119,7 +148,7 @@ def test_table_has_a_row_per_method_and_the_papers_column(
 def test_json_has_every_figure(pgfed: Callable[..., Done], told: list[tuple[object, ...]]) -> None:
     done = pgfed("bench", "all", "--json")
     rows = json.loads(done.out)
-    assert [row["method"] for row in rows] == ANY_MODEL
+    assert [row["method"] for row in rows] == list(METHODS)
     assert rows[0]["images_per_second"] == 1234.5
     assert rows[0]["batch_size"] == 128
 

@@ -7,7 +7,7 @@ FedAvg, so that whatever else the machine does meets both; ratios are medians ov
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
@@ -18,6 +18,7 @@ import numpy as np
 from pgfed.data.federation import Federation, Shard
 from pgfed.engine.backends.process import Process
 from pgfed.engine.rounds import Run
+from pgfed.errors import UserError
 from pgfed.methods.averaging import Mean
 from pgfed.methods.contract import Algorithm
 from pgfed.methods.randomness import Rng, ServerRng
@@ -63,10 +64,12 @@ def measure(
     workers: int = 0,
     input_shape: tuple[int, ...] = CIFAR,
     model: str | Factory = "cnn",
+    refused: Callable[[UserError], None] | None = None,
 ) -> Iterator[Speed]:
     """The speed of each method, in about ``seconds`` each (two turns at least).
 
-    ``samples``: training samples per client; at least one batch.
+    ``samples``: training samples per client; at least one batch. ``refused`` is told why a method
+    does not train this model with so many clients; without it that is an error.
     """
     data = random_federation(max(samples, batch_size), input_shape=input_shape)
     train = TrainConfig(epochs=epochs, batch_size=batch_size, lr=0.001)
@@ -79,7 +82,13 @@ def measure(
         for name in names:
             method = get(name)(train=train)
             with ExitStack() as stack:
-                lanes = [fedavg, stack.enter_context(lane(method))]
+                try:
+                    lanes = [fedavg, stack.enter_context(lane(method))]
+                except UserError as error:
+                    if refused is None:
+                        raise
+                    refused(error)
+                    continue
                 if "gradient" in method.leaves.values():
                     lanes.append(stack.enter_context(lane(GradientPass(train=train))))
                 for new in lanes[1:]:
