@@ -87,7 +87,7 @@ def _sgemm(size: int, seconds: float) -> float:
     return done * 2 * size**3 / took
 
 
-def run(seconds: float = 10, turns: int = 15, epochs: int = EPOCHS) -> Iterator[str]:
+def run(seconds: float = 5, turns: int = 9, epochs: int = EPOCHS) -> Iterator[str]:
     for batch, limits in LIMITS.items():
         yield f"### Batch {batch}"
         samples = SAMPLES[batch]
