@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,6 +50,7 @@ def test_of_all_methods_those_that_refuse_are_left_out_and_named(
     assert [speed.method for speed in found] == ["fedavg", "pgfed"]
     assert ["fedbn" in str(error) for error in left_out] == [True, False]
     assert "apple" in str(left_out[1])
+    assert not multiprocessing.active_children()  # of those that refused, too
 
     def pretend(names: list[str], size: int, **options: Any) -> Iterator[Speed]:
         options["refused"](left_out[0])

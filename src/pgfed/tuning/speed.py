@@ -159,15 +159,19 @@ class Lane:
         self._pool = Process(data, model, workers=workers)
         # By default two clients for each worker: nobody waits long for the last one.
         cohort = min(len(data), cohort or 2 * self._pool.workers)
-        self._run = Run(
-            method,
-            data,
-            self._pool,
-            seed=0,
-            rounds=FOREVER,
-            cohort=cohort,
-            evaluate_every=FOREVER,
-        )
+        try:
+            self._run = Run(
+                method,
+                data,
+                self._pool,
+                seed=0,
+                rounds=FOREVER,
+                cohort=cohort,
+                evaluate_every=FOREVER,
+            )
+        except BaseException:
+            self._pool.end()  # a method that refuses leaves no workers behind
+            raise
 
     def turn(self) -> float:
         """Seconds of client work per image."""
