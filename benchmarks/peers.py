@@ -124,14 +124,7 @@ def environment(name: str, packages: Sequence[str]) -> Path:
     place = ROOT / "runs" / "peers" / name
     if not (place / "installed").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
-        words: list[str | Path] = [
-            place / "bin" / "python",
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            *packages,
-        ]
+        words = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages]
         subprocess.run(words, check=True)
         (place / "installed").touch()
     return place / "bin"

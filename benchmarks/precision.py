@@ -34,10 +34,10 @@ def compiled(shape: tuple[int, ...], classes: int) -> nn.Module:
 def run(seconds: float = 90) -> Iterator[str]:
     rows = []
     # A process of its own for each size: torch's compiler has threads, which a fork would not see.
-    own = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
-    with own as processes:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as own:
         for batch in SAMPLES:
-            rows += processes.submit(_measure, batch, seconds).result()
+            rows += own.submit(_measure, batch, seconds).result()
     yield from table(("FedAvg", "images/s", "of float32", "turns"), rows)
 
 

@@ -23,15 +23,7 @@ from pgfed.methods.registry import METHODS, get
 from pgfed.methods.settings import TrainConfig
 from pgfed.model.networks import CNN
 from pgfed.results.formats import percent
-from pgfed.tuning.speed import (
-    CIFAR,
-    EPOCHS,
-    Lane,
-    Timed,
-    in_turns,
-    measure,
-    random_federation,
-)
+from pgfed.tuning.speed import CIFAR, EPOCHS, Lane, Timed, in_turns, measure, random_federation
 
 MFLOP = 47.0  # per image: three times the forward pass
 LIMITS = {  # batch size: (must, goal)
