@@ -4,6 +4,9 @@ The matrix operations of a step one by one, with the share of SGEMM's rate at wh
 of them beside the whole step, which bounds what anything around them could still give; the step
 with its derivatives written out by hand, which shows what autograd costs; and what PGFed adds to
 it. One thread on each core, all cores at the same time.
+
+And a step of a small model, on one core: with autograd, ours, and by hand in numpy, which shows
+what torch's calls cost and how fast this machine is at them.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.text import show, table, verdict
 from pgfed.data.federation import Shard
@@ -35,6 +39,7 @@ aten = torch.ops.aten
 SGEMM = 1024
 COHORT = 12  # a quarter of 50 clients
 ARITHMETIC = {10: (8.0, 4.0), 128: (3.0, 1.0)}  # batch size: percent over FedAvg (must, goal)
+SMALL = (1, 8, 8)  # the digits' shape: 64-128-10 for the MLP
 ANY = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)  # a convolution without padding or strides
 
 
@@ -139,6 +144,9 @@ def run(seconds: float = 20, processes: int = 6) -> Iterator[str]:
                 for found in workers.starmap(_measure, [(batch, seconds)] * cores, chunksize=1):
                     rows += found
         yield from _report(batch, rows, processes * cores, *limits)
+    yield "### A small model"
+    with multiprocessing.get_context("fork").Pool(1, become_worker) as workers:
+        yield from _report_small(workers.apply(_measure_small, (seconds,)))
 
 
 def _measure(batch: int, seconds: float) -> list[list[float]]:
@@ -229,6 +237,80 @@ def _report(
     yield verdict(told, own, must, goal, unit=" %", at_most=True)
     yield verdict("the gradient pass, times FedAvg's images/s", times(step, gradient), 1.0)
     yield ""
+
+
+# -- a small model -------------------------------------------------------------------------------
+
+
+def with_autograd(task: Task, data: Shard, rng: Rng, train: TrainConfig) -> Tensor:
+    """What one would write: a module, a loss, torch's optimizer."""
+    vector = task.initial()
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    nn.utils.vector_to_parameters(vector, module.parameters())
+    optimizer = torch.optim.SGD(module.parameters(), lr=train.lr, momentum=train.momentum)
+    for x, y in task.batches(data, train.batch_size, rng):
+        optimizer.zero_grad()
+        F.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def in_numpy(task: Task, data: Shard, rng: Rng, train: TrainConfig) -> Tensor:
+    """The fewest calls that we know of: other kernels, so other last bits."""
+    theta = task.initial().numpy().copy()
+    v = np.zeros_like(theta)
+    w1, b1, w2, b2 = (e.view(torch.from_numpy(theta)).numpy() for e in task._trained)
+    v1, u1, v2, u2 = (e.view(torch.from_numpy(v)).numpy() for e in task._trained)
+    rho, eta = np.float32(train.momentum), np.float32(train.lr)
+    for inputs, y in task.batches(data, train.batch_size, rng):
+        x = inputs.numpy().reshape(len(y), -1)
+        h = np.maximum(x @ w1.T + b1, 0)
+        d = h @ w2.T + b2
+        np.exp(d - d.max(1, keepdims=True), out=d)
+        d /= d.sum(1, keepdims=True)
+        d[np.arange(len(y)), y.numpy()] -= 1
+        d /= len(y)
+        below = (d @ w2) * (h > 0)
+        v *= rho
+        v1 += below.T @ x
+        u1 += below.sum(0)
+        v2 += d.T @ h
+        u2 += d.sum(0)
+        theta -= eta * v
+    return torch.from_numpy(theta)
+
+
+def _measure_small(seconds: float, steps: int = 60) -> list[list[float]]:
+    """Seconds of a step: with autograd, ours, in numpy."""
+    data = random_federation(10 * steps, clients=1, input_shape=SMALL).train(0)
+    task = make_task("mlp", SMALL, 10, seed=0)
+    rng, train = Rng(0, 0, 1), TrainConfig(epochs=1, batch_size=10, lr=0.001)
+    lanes: list[Callable[[], Tensor]] = [
+        lambda: with_autograd(task, data, rng, train),
+        lambda: sgd(task, task.initial(), data, rng, train)[0],
+        lambda: in_numpy(task, data, rng, train),
+    ]
+    for lane in lanes:
+        torch.testing.assert_close(lane(), lanes[1](), rtol=0, atol=1e-5)
+    rows: list[list[float]] = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until or len(rows) < 5:
+        rows.append([_seconds(lane) / steps for lane in lanes])
+    return rows
+
+
+def _report_small(rows: list[list[float]]) -> Iterator[str]:
+    names = ("with autograd and torch.optim", "ours", "by hand in numpy")
+    took = [median(column) for column in zip(*rows, strict=True)]
+    lines = [
+        (name, f"{1e6 * s:.0f}", f"{10 / s:,.0f}", f"{took[0] / s:.1f}x")
+        for name, s in zip(names, took, strict=True)
+    ]
+    yield from table(("a step", "µs", "samples/s", "autograd's"), lines)
+    yield (
+        f"64-128-10, batches of ten, momentum, their gathering included; medians of {len(rows)} "
+        "turns in one process with one thread."
+    )
 
 
 if __name__ == "__main__":
