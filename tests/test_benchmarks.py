@@ -46,6 +46,20 @@ def test_every_part_is_here() -> None:
     assert set(found.stdout.split()) == SMALL.keys() | ELSEWHERE
 
 
+def test_the_table_of_limits_reads_what_verdicts_write() -> None:
+    text = """
+from benchmarks.limits import rows
+from benchmarks.text import verdict
+below = verdict("speed", 1, 2, 2.5, unit=" x")
+above = verdict("seconds", 1.25, 3, at_most=True)
+print(*rows(f"## Part\\n### Batch 10\\n{below}\\n## Other\\n- another line\\n{above}"), sep="\\n")
+"""
+    assert child([text]).stdout.splitlines() == [
+        "('Part: batch 10, speed', '**1 x**', '≥ 2 x (2.5 x): **not reached**')",
+        "('Other: seconds', '1.25', '≤ 3')",
+    ]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", SMALL)
 def test_part_runs_and_tells_something(part: str) -> None:
