@@ -114,7 +114,7 @@ def test_scores(cases: int):
     good = {
         f"{part}_{key}": v
         for part in ("test", "validation")
-        for key, v in {"n": 9, "accuracy": 0.5, "loss": 3.5}.items()
+        for key, v in {"n": 9, "score": 0.5, "loss": 3.5}.items()
     }
     scores = st.dictionaries(st.sampled_from(list(good)), anything, max_size=3)
 
@@ -127,8 +127,8 @@ def test_scores(cases: int):
         for part in ("test", "validation"):
             n = found[f"{part}_n"]
             assert 0 <= n <= MAX_SAMPLES
-            value = found[f"{part}_accuracy"]
-            assert value is None or 0 <= value <= 1
+            value = found[f"{part}_score"]
+            assert 0 <= value <= 1
             assert type(found[f"{part}_loss"] / max(1, n)) is float
 
     explore(cases, scores, one)
