@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.text import show, table
+from benchmarks.text import VERDICT, show, table
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-LINE = re.compile(r"- (.+): (.+) \(must be at (least|most) ([^,]+?)(?:, goal (.+))?\): (.+)")
 
 
 def rows(text: str) -> Iterator[tuple[str, str, str]]:
@@ -21,7 +20,7 @@ def rows(text: str) -> Iterator[tuple[str, str, str]]:
                 part, under = heading[2], ""
             else:
                 under = f"{heading[2].lower()}, "
-        if found := LINE.fullmatch(line):
+        if found := VERDICT.fullmatch(line):
             what, measured, bound, must, goal, said = found.groups()
             limit = f"{'≥' if bound == 'least' else '≤'} {must}" + (f" ({goal})" if goal else "")
             if said == "DOES NOT HOLD":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.text import show, table, verdict
+from pgfed.results.folder.reader import load
 
 DEMO = "pgfed run"
 IMPORT = "import of torch and the engine"
@@ -42,15 +42,6 @@ def start(words: list[str], place: str) -> tuple[float, float]:
     return time.perf_counter() - began, used.ru_utime + used.ru_stime
 
 
-def trained(folder: Path) -> dict[str, float]:
-    """Seconds of all rounds, by method."""
-    found = {}
-    for history in sorted(folder.glob("*/seed-0/history.jsonl")):
-        rounds = map(json.loads, history.read_text().splitlines())
-        found[history.parents[1].name] = sum(line["seconds"] for line in rounds)
-    return found
-
-
 def run(starts: int = 7, runs: int = 3) -> Iterator[str]:
     found = {}
     with tempfile.TemporaryDirectory(prefix="pgfed-bench-") as place:
@@ -59,7 +50,7 @@ def run(starts: int = 7, runs: int = 3) -> Iterator[str]:
             start(words, place)  # its files are in memory from here on
             times = [start(words, place) for _ in range(runs if name == DEMO else starts)]
             found[name] = [median(column) for column in zip(*times, strict=True)]
-        last, methods = times[-1][0], trained(Path(place) / "demo")
+        last, runs_of = times[-1][0], load(Path(place) / "demo").runs
     rows = [(name, f"{wall:.3f}", f"{cpu:.3f}") for name, (wall, cpu) in found.items()]
     yield from table(("command", "seconds", "of CPU"), rows)
     yield f"Medians of {starts} starts; of {runs} of the demo, `{DEMO}`: training, models and page."
@@ -69,8 +60,9 @@ def run(starts: int = 7, runs: int = 3) -> Iterator[str]:
     imported = found[IMPORT][0]
     rest = found[DEMO][0] - imported
     yield verdict(f"{DEMO} without the import", rest, DEMO_LIMIT, unit=" s", at_most=True)
-    told = ", ".join(f"{name} {seconds:.1f}" for name, seconds in methods.items())
-    others = last - imported - sum(methods.values())
+    trained = {name: seeds[0].history.seconds for name, seeds in runs_of.items()}
+    told = ", ".join(f"{name} {seconds:.1f}" for name, seconds in trained.items())
+    others = last - imported - sum(trained.values())
     yield f"- the last one, {last:.1f} s: rounds of {told}; all else but the import {others:.1f}"
 
 

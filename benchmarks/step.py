@@ -31,7 +31,7 @@ from pgfed.methods.pgfed import PGFed
 from pgfed.methods.randomness import Rng
 from pgfed.methods.settings import TrainConfig
 from pgfed.methods.steps import sgd
-from pgfed.model.networks import make_task
+from pgfed.model.networks import MLP, make_task
 from pgfed.model.task import Task
 from pgfed.tuning.speed import CIFAR, random_federation
 
@@ -177,12 +177,17 @@ def _measure(batch: int, seconds: float) -> list[list[float]]:
         (lambda: gradient_pass(start, data, rng, train.batch_size), steps),
         *((operation, 1) for operation, _ in operations(batch).values()),
     ]
-    rows: list[list[float]] = []
-    until = time.monotonic() + seconds
     # PGFed's steps without its gradient pass, which is measured by itself.
     with patch.object(task, "mean_gradient", lambda *_, **__: nothing):
-        while time.monotonic() < until or len(rows) < 5:
-            rows.append([_seconds(lane) / times for lane, times in lanes])
+        return _turns(lanes, seconds)
+
+
+def _turns(lanes: Sequence[tuple[Callable[[], object], int]], seconds: float) -> list[list[float]]:
+    """Seconds of one of the so many pieces of work in each lane, turn by turn."""
+    rows: list[list[float]] = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until or len(rows) < 5:
+        rows.append([_seconds(lane) / times for lane, times in lanes])
     return rows
 
 
@@ -244,9 +249,8 @@ def _report(
 
 def with_autograd(task: Task, data: Shard, rng: Rng, train: TrainConfig) -> Tensor:
     """What one would write: a module, a loss, torch's optimizer."""
-    vector = task.initial()
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-    nn.utils.vector_to_parameters(vector, module.parameters())
+    module = MLP(SMALL, 10)
+    nn.utils.vector_to_parameters(task.initial(), module.parameters())
     optimizer = torch.optim.SGD(module.parameters(), lr=train.lr, momentum=train.momentum)
     for x, y in task.batches(data, train.batch_size, rng):
         optimizer.zero_grad()
@@ -290,13 +294,10 @@ def _measure_small(seconds: float, steps: int = 60) -> list[list[float]]:
         lambda: sgd(task, task.initial(), data, rng, train)[0],
         lambda: in_numpy(task, data, rng, train),
     ]
-    for lane in lanes:
-        torch.testing.assert_close(lane(), lanes[1](), rtol=0, atol=1e-5)
-    rows: list[list[float]] = []
-    until = time.monotonic() + seconds
-    while time.monotonic() < until or len(rows) < 5:
-        rows.append([_seconds(lane) / steps for lane in lanes])
-    return rows
+    autograd, ours, by_numpy = (lane() for lane in lanes)
+    torch.testing.assert_close(autograd, ours, rtol=0, atol=1e-5)
+    torch.testing.assert_close(by_numpy, ours, rtol=0, atol=1e-5)
+    return _turns([(lane, steps) for lane in lanes], seconds)
 
 
 def _report_small(rows: list[list[float]]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 
@@ -25,6 +26,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[
         aligned = [cell.rjust(w) for cell, w in zip(others, width[1:], strict=True)]
         yield "| " + " | ".join([first.ljust(width[0]), *aligned]) + " |"
     yield ""
+
+
+# A line that `verdict` has written: what, found, least or most, must, goal, what is said of it.
+VERDICT = re.compile(r"- (.+): (.+) \(must be at (least|most) ([^,]+?)(?:, goal (.+))?\): (.+)")
 
 
 def verdict(
