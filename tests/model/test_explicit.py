@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pgfed.data.federation import Shard
+from pgfed.methods.randomness import Rng
+from pgfed.methods.settings import TrainConfig
+from pgfed.methods.steps import Terms, pull, sgd
 from pgfed.model.explicit import chain_of
 from pgfed.model.flat import Stepped
 from pgfed.model.kinds import Classes
@@ -164,3 +167,38 @@ def test_weights_of_classes_by_single_samples() -> None:
     weights = torch.tensor([1.0, 2.0, 3.0])[y]
     parts = [by_hand.gradient(theta, x[i : i + 1], y[i : i + 1]) * weights[i] for i in range(10)]
     assert torch.allclose(task.gradient(theta, x, y), torch.stack(parts).mean(0), atol=1e-6)
+
+
+def some(n: int = 64) -> Shard:
+    draw = torch.Generator().manual_seed(7)
+    pixels = torch.randint(256, (n, 8, 8, 1), generator=draw, dtype=torch.uint8)
+    return Shard(pixels, torch.randint(10, (n,), generator=draw))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_training_has_the_bits_of_autograd_and_leaves_ordinary_tensors(optimizer: str) -> None:
+    task = make_task("mlp", (1, 8, 8), 10, seed=0)
+    train = TrainConfig(epochs=3, batch_size=10, optimizer=optimizer)  # type: ignore[arg-type]
+    found, kept = sgd(task, task.initial(), some(), Rng(0, 0, 1), train)
+    expected, buffers = sgd(by_autograd(task), task.initial(), some(), Rng(0, 0, 1), train)
+    assert torch.equal(found, expected)
+    assert all(torch.equal(kept[key], buffers[key]) for key in buffers)
+    assert not any(tensor.is_inference() for tensor in (found, *kept.values()))
+    found.requires_grad_().square().sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_a_term_of_a_method_may_ask_for_autograd() -> None:
+    task = make_task("mlp", (1, 8, 8), 10, seed=0)
+    start = task.initial()
+
+    def leash(theta: Tensor, gradient: Tensor) -> None:
+        own = theta.detach().requires_grad_()
+        (own - start).square().sum().backward()  # type: ignore[no-untyped-call]
+        assert own.grad is not None
+        gradient += own.grad
+
+    train, rng = TrainConfig(epochs=2, batch_size=10), Rng(0, 0, 1)
+    found, _ = sgd(task, start, some(), rng, train, terms=Terms(extra=leash))
+    expected, _ = sgd(task, start, some(), rng, train, terms=pull(2.0, start))
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert not torch.allclose(found, sgd(task, start, some(), rng, train)[0], atol=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +38,12 @@ class Terms:
     before: Callable[[Tensor], None] | None = None
     after: Callable[[Tensor], None] | None = None
     beside: Beside | None = None
+
+    @property
+    def inert(self) -> bool:
+        """Whether nothing of it is code of a method, which may ask for autograd."""
+        own = (self.extra, self.before, self.after, self.beside)
+        return all(term is None for term in own)
 
 
 NONE = Terms()
@@ -220,9 +227,10 @@ def sgd(
         batches = task.batches(data, size, rng, epochs=epochs, purpose=purpose)
     else:
         batches = task.together(data, size, rng, epochs=epochs, purpose=purpose)
-    for x, y in batches:
-        task.add_gradient(step.theta, x, y, step.collect(), part=part, beside=terms.beside)
-        step.take()
+    with task.unnoted() if terms.inert else nullcontext():
+        for x, y in batches:
+            task.add_gradient(step.theta, x, y, step.collect(), part=part, beside=terms.beside)
+            step.take()
     return step.theta, step.kept
 
 
@@ -245,11 +253,12 @@ def head_then_base(
     mode.
     """
     step = Step(task, theta, train, kept or {}, part="head", key=key)
-    for z, y in task.head_batches(
-        step.theta, data, train.batch_size, rng, epochs=head_epochs, purpose="head"
-    ):
-        task.add_head_gradient(step.theta, z, y, step.collect())
-        step.take()
+    with task.unnoted():
+        for z, y in task.head_batches(
+            step.theta, data, train.batch_size, rng, epochs=head_epochs, purpose="head"
+        ):
+            task.add_head_gradient(step.theta, z, y, step.collect())
+            step.take()
     return sgd(
         task,
         step.theta,

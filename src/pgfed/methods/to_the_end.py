@@ -39,9 +39,10 @@ def trained_to_the_end(
     """
     epochs = 0
     folds = _folds(data, rng)
+    if len(data) < FEW:
+        data = data.as_floats()  # once, not in each epoch
     if len(folds) > 1:
-        ready = data.as_floats() if len(data) < FEW else data  # once, not in each epoch
-        epochs = _best(task, theta, ready, folds, rng, train, most, patience)
+        epochs = _best(task, theta, data, folds, rng, train, most, patience)
     elif least:
         epochs = patience
     return _after(task, theta, data, rng, train, max(epochs, least))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -89,6 +90,9 @@ class PrivateTask(Task):
     @offset.setter
     def offset(self, value: Tensor | None) -> None:
         self._plain.offset = value
+
+    def unnoted(self) -> AbstractContextManager[object]:
+        return nullcontext()  # each unit's gradient takes autograd
 
     # -- A ---------------------------------------------------------------------------------------
 
