@@ -359,7 +359,7 @@ class Task(FlatModule):
 
     def unnoted(self) -> AbstractContextManager[object]:
         """For steps of which nothing but gradients is asked: where those are `written_out`, torch
-        notes nothing for autograd, which takes a fifth of the time of a small model's step.
+        notes nothing for autograd.
 
         Tensors that outlive it are made before it: torch changes none in place that began in it.
         """
