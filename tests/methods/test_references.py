@@ -110,13 +110,15 @@ def test_alone_is_as_many_epochs_as_were_best_on_what_was_held_out() -> None:
     [{}, {"weight_decay": 0.1, "clip": 0.5}, {"optimizer": "adamw"}, {"augment": "flip-crop"}],
     ids=str,
 )
-@pytest.mark.parametrize("samples", [48, 52])  # folds of as many steps; of four and of five
-def test_folds_side_by_side_have_the_bits_of_one_after_the_other(
-    settings: dict[str, Any], samples: int
+# Folds of one step, as all of it; of as many steps; of four and of five.
+@pytest.mark.parametrize("samples", [14, 48, 52])
+@pytest.mark.parametrize("told", [0, 80])  # by the samples of their class; nothing: best is early
+def test_folds_and_all_side_by_side_have_the_bits_of_one_after_the_other(
+    settings: dict[str, Any], samples: int, told: int
 ) -> None:
     draw = torch.Generator().manual_seed(0)
     y = torch.arange(samples) % 3
-    x = torch.randint(90, (samples, 6, 6, 1), generator=draw) + 80 * y[:, None, None, None]
+    x = torch.randint(90, (samples, 6, 6, 1), generator=draw) + told * y[:, None, None, None]
     data = Shard(x.byte(), y)
     train = TrainConfig(epochs=1, batch_size=10, lr=0.02, **settings)
     found = []

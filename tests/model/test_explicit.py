@@ -202,3 +202,16 @@ def test_a_term_of_a_method_may_ask_for_autograd() -> None:
     expected, _ = sgd(task, start, some(), rng, train, terms=pull(2.0, start))
     assert torch.allclose(found, expected, atol=1e-6)
     assert not torch.allclose(found, sgd(task, start, some(), rng, train)[0], atol=1e-4)
+
+
+def test_where_nothing_but_gradients_is_asked_there_is_no_loss() -> None:
+    task = make_task("mlp", (6,), 3, seed=0)
+    theta, (x, y) = task.initial(), batch(10, (6,), 3)
+    found, expected = torch.zeros(task.d), torch.zeros(task.d)
+    with task.unnoted():
+        assert task.add_gradient(theta, x, y, found).isnan()
+    assert task.add_gradient(theta, x, y, expected).isfinite()
+    assert torch.equal(found, expected)
+    with pytest.raises(ZeroDivisionError), task.unnoted():
+        raise ZeroDivisionError
+    assert task.add_gradient(theta, x, y, expected).isfinite()

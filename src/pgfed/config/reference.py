@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import tomli_w
@@ -50,7 +51,8 @@ class Key:
         return self.name.rpartition(".")[2]
 
 
-def table_keys() -> list[Key]:
+@cache
+def table_keys() -> Sequence[Key]:
     """All keys but those of single methods, in the order of the tables."""
     found = list(_keys(Experiment, ""))
     open_keys = [Key(name, NO_DEFAULT, what, how) for name, (how, what) in OPEN.items()]
@@ -108,7 +110,8 @@ def _of_method(asked: str, method: str) -> list[Key]:
     return fits
 
 
-def _overridden(at: str) -> list[Key]:
+@cache
+def _overridden(at: str) -> Sequence[Key]:
     """What every [method.NAME] may say for this method alone."""
     return [*_keys(TrainConfig, at), *_keys(PersonalConfig, f"{at}.personal")]
 

@@ -6,7 +6,8 @@ The same kernels in the same order as autograd's, so the same bits (`tests/model
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from pgfed.model.flat import Entry, Stepped
 
+_UNTOLD = torch.tensor(torch.nan)
 _relu_backward = torch.ops.aten.threshold_backward.default
 
 
@@ -40,8 +42,20 @@ class Chain:
         self._theta = self._out = torch.empty(0)
         self._layers: list[tuple[Tensor, Tensor]] = []  # (weight transposed, bias)
         self._gradients: list[tuple[Tensor, Tensor]] = []
+        self._told = True  # whether losses are
         # Of the last size of a batch and weights of the classes.
         self._slopes: tuple[int, Tensor | None, Tensor] = (0, None, torch.empty(0))
+
+    @contextmanager
+    def unnoted(self) -> Iterator[None]:
+        """Without what torch notes for autograd, and without losses: a tenth of a step, which
+        nobody looks at."""
+        self._told = False
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            self._told = True
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
         """What the head is given."""
@@ -76,7 +90,7 @@ class Chain:
         features: bool = False,
     ) -> Tensor:
         """Add the gradient of the batch's mean cross-entropy to ``out``; return the loss, of
-        several models their mean.
+        several models their mean; NaN where none is wanted (`unnoted`).
 
         ``offset`` is added to the outputs; ``weights`` multiply the losses of their classes'
         samples; with ``features`` the inputs are those of the head.
@@ -105,6 +119,8 @@ class Chain:
             if part == "head" or not i:
                 break
             g = _relu_backward(product(g, layers[i][0].mT), z, 0)
+        if not self._told:
+            return _UNTOLD
         if not one:
             logs = logs.flatten(0, 1)
         if weights is None:

@@ -359,11 +359,12 @@ class Task(FlatModule):
 
     def unnoted(self) -> AbstractContextManager[object]:
         """For steps of which nothing but gradients is asked: where those are `written_out`, torch
-        notes nothing for autograd.
+        notes nothing for autograd, and instead of a loss `add_gradient` gives NaN.
 
         Tensors that outlive it are made before it: torch changes none in place that began in it.
         """
-        return torch.inference_mode() if self.written_out else _AS_IT_IS
+        chain = self._explicit
+        return _AS_IT_IS if chain is None else chain.unnoted()
 
     @property
     def _explicit(self) -> Chain | None:
