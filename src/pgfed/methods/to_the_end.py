@@ -144,7 +144,7 @@ def _choose(
     rests = [data.only(torch.cat([f for f in folds if f is not fold])) for fold in held_out]
     groups = task.alike(rests, train.batch_size)
     largest = max(groups, key=len)
-    along = len(largest) > 1 and min(whole.size, len(largest[0])) == whole.size
+    along = len(largest) > 1 and len(largest[0]) >= whole.size
     steps = []
     for group in groups:
         models = len(group) + (along and group is largest)
