@@ -43,7 +43,8 @@ def scores(run: Path, method: str, seed: int) -> dict[str, Any]:
     task = Serial(federation, model.name, objective=setup.objective).task(seed)
     found: dict[float, list[tuple[float, float]]] = {share: [] for share in SHARES}
     for i in range(len(federation)):
-        own = load_file(max((kept / "clients").glob(f"{i:06d}-*.safetensors")))["w"]
+        states = sorted((kept / "clients").glob(f"{i:06d}-*.safetensors"))
+        own = load_file(states[-1])["w"] if states else shared  # it has never taken part
         train, test = federation.train(i), federation.test(i)
         offset = frames.own_frame(train.class_counts(task.outputs))
         models = task.folded(shared, offset), task.folded(own, offset)
