@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -204,7 +204,7 @@ class Step:
 def sgd(
     task: Task,
     theta: Tensor,
-    data: Shard | Sequence[Shard],
+    data: Shard,
     rng: Rng,
     train: TrainConfig,
     kept: Kept | None = None,
@@ -218,15 +218,11 @@ def sgd(
 
     By default SGD with momentum, and ``{key: momentum buffer}``. ``kept`` is where the buffer of
     the last participation is found (none: it starts at zero);
-    ``purpose`` names the random stream that orders the samples. See `Terms` and `Step`. For
-    data that are `Task.alike`, ``theta`` is a stack of models, one for each.
+    ``purpose`` names the random stream that orders the samples. See `Terms` and `Step`.
     """
     step = Step(task, theta, train, kept or {}, terms=terms, part=part, key=key)
     size, epochs = train.batch_size, train.epochs
-    if isinstance(data, Shard):
-        batches = task.batches(data, size, rng, epochs=epochs, purpose=purpose)
-    else:
-        batches = task.together(data, size, rng, epochs=epochs, purpose=purpose)
+    batches = task.batches(data, size, rng, epochs=epochs, purpose=purpose)
     with task.unnoted() if terms.inert else nullcontext():
         for x, y in batches:
             task.add_gradient(step.theta, x, y, step.collect(), part=part, beside=terms.beside)

@@ -59,7 +59,7 @@ class _Whole:
     def __init__(
         self, task: Task, theta: Tensor, data: Shard, rng: Rng, train: TrainConfig, least: int
     ) -> None:
-        self._task, self._train, self._least = task, train, least
+        self._task, self._theta, self._train, self._least = task, theta, train, least
         self.size = min(train.batch_size or len(data), len(data))
         self._epoch = len(data) // self.size  # steps
         self._batches = (
@@ -67,14 +67,15 @@ class _Whole:
             for epoch in count(1)
             for batch in task.batches(data, train.batch_size, rng, purpose=f"to the end {epoch}")
         )
-        self._step, self._taken = Step(task, theta, train, {}), 0
+        self._stack: Step | None = None  # whose last it is
+        self._taken = 0
         self._wanted, self._there = least * self._epoch, theta.clone()  # after so many steps
 
     def beside(
         self, batches: Iterable[tuple[Tensor, Tensor]], stack: Step
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of the other models of a stack, with its own as the last."""
-        self._step = stack
+        self._stack = stack
         for xs, ys in batches:
             x, y = next(self._batches)
             yield torch.cat((xs, x[None])), torch.cat((ys, y[None]))
@@ -87,16 +88,18 @@ class _Whole:
         self._note()
 
     def _note(self) -> None:
-        if self._taken == self._wanted and self._step.theta.dim() > 1:
-            self._there.copy_(self._step.theta[-1])
+        if self._stack is not None and self._taken == self._wanted:
+            self._there.copy_(self._stack.theta[-1])
 
     def trained(self) -> Tensor:
         """The model after as many epochs as are best."""
         if self._taken > self._wanted:
             return self._there
-        theta, kept = self._step.theta, self._step.kept
-        if theta.dim() > 1:  # steps are counted once for all of the stack
-            theta, kept = theta[-1], {k: v[-1] if v.dim() > 1 else v for k, v in kept.items()}
+        theta, kept = self._theta, dict[str, Tensor]()
+        if self._stack is not None:
+            theta = self._stack.theta[-1]
+            # AdamW's steps are counted once for all of the stack.
+            kept = {k: v[-1] if v.dim() > 1 else v for k, v in self._stack.kept.items()}
         step = Step(self._task, theta, self._train, kept)
         _take(self._task, step, islice(self._batches, self._wanted - self._taken))
         return step.theta
@@ -147,25 +150,27 @@ def _choose(
     along = len(largest) > 1 and len(largest[0]) >= whole.size
     steps = []
     for group in groups:
-        models = len(group) + (along and group is largest)
-        start = theta.repeat(models, 1) if models > 1 else theta
-        steps.append(Step(task, start, train, {}))
+        rows = len(group) + (along and group is largest)
+        steps.append(Step(task, theta.repeat(rows, 1) if rows > 1 else theta, train, {}))
     judge = torch.zeros_like(data.y, dtype=torch.int64)  # the model that has not seen the sample
     for number, fold in enumerate(held_out):
         judge[fold] = number
     best, top = 0, _standing(task, task.score_all([theta] * len(apart), apart))
     for epoch in range(1, most + 1):
-        each: list[Tensor] = []
         for group, step in zip(groups, steps, strict=True):
             batches = _batches(task, group, train, rng, f"choose {epoch}")
             if along and group is largest:
                 batches = whole.beside(batches, step)
             _take(task, step, batches)
-            each += [step.theta] if len(group) == 1 else list(step.theta[: len(group)])
         if len(apart) > 1 and len(groups) == 1:
             found = task.score_apart(steps[0].theta, data, judge)
         else:
-            found = task.score_all(each, apart)
+            models = [
+                model
+                for group, step in zip(groups, steps, strict=True)
+                for model in step.theta.view(-1, len(theta))[: len(group)]
+            ]
+            found = task.score_all(models, apart)
         if not math.isfinite(found.loss):
             break
         if (standing := _standing(task, found)) > top:
