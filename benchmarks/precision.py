@@ -7,6 +7,7 @@ which needs a C++ compiler) is not offered: it moves bits, and would have to giv
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -42,6 +43,7 @@ def run(seconds: float = 90) -> Iterator[str]:
 
 
 def _measure(batch: int, seconds: float) -> list[tuple[str, str, str, int]]:
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # workers, forked, would wait for others
     data = random_federation(SAMPLES[batch])
     train = TrainConfig(batch_size=batch, lr=0.001)
     low = replace(train, precision="bfloat16")
