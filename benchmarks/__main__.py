@@ -14,6 +14,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
+
 from benchmarks.text import show
 from pgfed.engine.environment import environment
 from pgfed.engine.storage.durable import write_atomic
@@ -49,7 +51,8 @@ def machine() -> str:
     facts = environment(random_federation(1, clients=1), {})
     versions = facts["packages"]
     return (
-        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_bytes'] / 2**30:.0f} GiB; torch "
+        f"{facts['cpu']} ({torch.backends.cpu.get_cpu_capability()}), {facts['cores']} cores, "
+        f"{facts['memory_bytes'] / 2**30:.0f} GiB; torch "
         f"{versions['torch']}, Python {facts['python']}, pgfed {versions['pgfed']} "
         f"({str(facts['git_commit'])[:10]})"
     )
