@@ -55,7 +55,7 @@ above = verdict("seconds", 1.25, 3, at_most=True)
 print(*rows(f"## Part\\n### Batch 10\\n{below}\\n## Other\\n- another line\\n{above}"), sep="\\n")
 """
     assert child([text]).stdout.splitlines() == [
-        "('Part: batch 10, speed', '**1 x**', '≥ 2 x (2.5 x): **not reached**')",
+        "('Part: batch 10, speed', '**1 x**', '≥ 2 x (2.5 x)')",
         "('Other: seconds', '1.25', '≤ 3')",
     ]
 
